@@ -142,6 +142,18 @@ def test_prompts_that_begin_with_the_same_examples_are_no_conversation(tmp_path:
     assert held_out != [str(session) for session in range(5)]  # a sample
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_first_message_that_all_share_joins_no_conversations(tmp_path: Path, seed: int) -> None:
+    start, answer = {"role": "user", "content": "Start."}, {"role": "assistant", "content": "Well?"}
+    rows = [[start], *([start, answer, {"role": "user", "content": f"{number}"}] for number in range(20))]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
+    options = Options(eval=20, seed=seed)
+    summary = splits.make_from("prompts", "raw", raw=tmp_path / "log.jsonl", out=tmp_path / "made", options=options)
+    assert summary["counts"]["train"]["overlap"] == (
+        "Start." not in {prompt.text for prompt in made(tmp_path / "made")[1]}
+    )
+
+
 def test_one_conversation_cannot_be_split(tmp_path: Path) -> None:
     with pytest.raises(
         UserError, match="6 usable rows of 6 in prompts, 3 of them held out, 3 more are of the same conv"

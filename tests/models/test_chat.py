@@ -169,6 +169,7 @@ LAST = "{{ messages[-1].content }}"
         ("{{ messages[2].content.split('w')[-1] }}" + LAST, []),
         ("{{ messages[2].content | tojson }}" + LAST, ["Two.", "Why </s> so?"]),
         ("{{ messages[2].content }}{{ messages[-1].content | upper }}", []),
+        (LAST + "{% if 'so' in messages[-1].content %}!{% endif %}", []),
         (
             "{% if '\ue000' in LAST %}{{ raise_exception('a mark') }}{% endif %}LAST".replace(
                 "LAST", "messages[-1].content", 1
