@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from draftlab.data.conversations import Turn, first_request, last_request, numbered, turns
+from draftlab.data.conversations import Turn, conversation_numbers, first_request, last_request, turns
 from draftlab.data.fields import BadRow
 
 
@@ -199,16 +199,16 @@ def test_prompts_belong_to_a_conversation_if_one_continues_the_other() -> None:
         later,
         retold,
     ]
-    assert numbered(asked[:5]) == [0, 1, 0, 3, 0]
-    assert numbered(asked) == [0, 1, 2, 3, 0, 5]  # two continue the third, each in its own way
-    assert numbered([retold, later[:4], later, later[:4]]) == [0, 1, 1, 1]
+    assert conversation_numbers(asked[:5]) == [0, 1, 0, 3, 0]
+    assert conversation_numbers(asked) == [0, 1, 2, 3, 0, 5]  # two continue the third, each in its own way
+    assert conversation_numbers([retold, later[:4], later, later[:4]]) == [0, 1, 1, 1]
 
 
 def test_identifiers_of_calls_do_not_tell_conversations_apart() -> None:
     results = [{"role": "tool", "content": "5", "tool_call_id": number} for number in "ab"]
     calls = [{"role": "assistant", "content": "", "tool_calls": [call("add", number, x=2)]} for number in "ab"]
     more = {"role": "user", "content": "So?"}
-    assert numbered([[ASKED, calls[0], results[0]], [ASKED, calls[1], results[1], more]]) == [0, 0]
+    assert conversation_numbers([[ASKED, calls[0], results[0]], [ASKED, calls[1], results[1], more]]) == [0, 0]
 
 
 @pytest.mark.parametrize(

@@ -65,31 +65,21 @@ def test_verdicts_and_intervals_are_compared(known, tmp_path):
             [k for k, c in known.claims.items() if c.rule and c.rule.table == "osd_update_cost"]
         )
     ].iloc[0]
-    columns = ["claim_id", "ours", "ci_low", "ci_high", "verdict"]
-    one = pd.DataFrame(
-        [
-            ("inside", 2, 1, 3, "undecided"),
-            ("below", 5, 4.5, 6, "undecided"),
-            ("above", 5, 4.5, 6, "undecided"),
-            ("beside", 4.5, 3.5, 5, "same direction"),
-            ("a toy", 1, 1, 1, "reproduced"),
-            (timed, 2, 1, 3, "undecided"),
-        ],
-        columns=columns,
-    )
-    two = pd.DataFrame(
-        [
-            ("inside", 2, 1, 4, "contradicts"),
-            ("below", 7, 6.5, 7, "undecided"),
-            ("above", 3, 2, 4, "undecided"),
-            ("beside", 3.5, 3, 4, "undecided"),
-            ("a toy", 1, 1, 1, "undecided"),
-            (timed, 3, 1, 4, "contradicts"),
-        ],
-        columns=columns,
+    columns = ["ours", "ci_low", "ci_high", "verdict"]
+    ledger = {  # both runs' values
+        "inside": [(2, 1, 3, "undecided"), (2, 1, 4, "contradicts")],
+        "below": [(5, 4.5, 6, "undecided"), (7, 6.5, 7, "undecided")],
+        "above": [(5, 4.5, 6, "undecided"), (3, 2, 4, "undecided")],
+        "beside": [(4.5, 3.5, 5, "same direction"), (3.5, 3, 4, "undecided")],
+        "a toy": [(1, 1, 1, "reproduced"), (1, 1, 1, "undecided")],
+        timed: [(2, 1, 3, "undecided"), (3, 1, 4, "contradicts")],
+    }
+    both = (
+        pd.DataFrame(values, columns=columns).assign(claim_id=list(ledger))
+        for values in zip(*ledger.values(), strict=True)
     )
     times = {"block": [0], "update_seconds": [1.0]}
-    runs = [run(tmp_path / str(i), osd_update_cost=times, claims=ledger) for i, ledger in enumerate((one, two))]
+    runs = [run(tmp_path / str(i), osd_update_cost=times, claims=ledger) for i, ledger in enumerate(both)]
     assert compare.verdicts(*map(compare._tables, runs)) == [
         "claims: of 4 estimates with an interval, 1 lie in the other run's interval, and 2 intervals overlap",
         "claims: 3 of 5 verdicts differ",

@@ -224,9 +224,8 @@ def test_requests_of_one_conversation_are_drawn_together():
     together = speedup(rows.assign(conversation=rows["request_id"] // 6), costs)
     assert alone == own
     assert together.estimate == alone.estimate
-    assert together.high - together.low > 1.8 * (
-        alone.high - alone.low
-    )  # six alike of each ten: sqrt(6) without noise of the costs
+    # Six neighbours are nearly alike: sqrt(6) without the noise of the costs.
+    assert together.high - together.low > 1.8 * (alone.high - alone.low)
 
 
 def test_few_conversations_are_not_enough():

@@ -180,13 +180,13 @@ def requests_in(messages: Sequence[Mapping[str, Any]]) -> list[int]:
     return found
 
 
-def numbered(prompts: Sequence[Sequence[Mapping[str, Any]]]) -> list[int]:
+def conversation_numbers(prompts: Sequence[Sequence[Mapping[str, Any]]]) -> list[int]:
     """The number of each prompt's conversation among them: that of the conversation's first prompt.
 
     A prompt that several others continue, each in its own way, is a common beginning and joins none of them.
 
     >>> asked, answered = {"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}
-    >>> numbered([[asked], [{"role": "user", "content": "How?"}], [asked, answered, asked]])
+    >>> conversation_numbers([[asked], [{"role": "user", "content": "How?"}], [asked, answered, asked]])
     [0, 1, 0]
     """
     requests = [requests_in(messages) for messages in prompts]

@@ -22,7 +22,7 @@ from draftlab.core.settings import Flat, Template
 from draftlab.core.stats import ENOUGH
 from draftlab.data import check, dropped
 from draftlab.data.classify import languages
-from draftlab.data.conversations import numbered
+from draftlab.data.conversations import conversation_numbers
 from draftlab.data.prompts import Prompt
 from draftlab.engine.answers import Answer, recorded_name
 from draftlab.errors import UserError
@@ -121,7 +121,7 @@ def judge(
     known = {prompt.id: prompt for prompt in read_jsonl(results / "data/prompts/eval.jsonl", Prompt)}
     prompts = [known[answer.id] for answer in held_out_answers]
     texts = [next(m["content"] for m in reversed(prompt.messages) if m["role"] == "user") for prompt in prompts]
-    conversations = numbered([prompt.messages for prompt in prompts])
+    conversations = conversation_numbers([prompt.messages for prompt in prompts])
     rows = rows.assign(
         language=_of_held_out(rows, languages(texts)),
         conversation=_of_held_out(rows, conversations).fillna(rows["request_id"]),

@@ -29,7 +29,8 @@ def _weights(rows: pd.DataFrame, future: int = 0, seed: int = 0) -> Float64[np.n
     there is such a column.
     """
     rng = np.random.default_rng(seed)
-    unit, units = _conversation(rows), conversations(rows)
+    unit = _conversation(rows)
+    units = int(unit.max()) + 1
     drawn = rng.multinomial(units, np.full(units, 1 / units), DRAWS)
     if future:
         drawn = rng.multinomial(max(1, round(future * units / len(rows))), drawn / units)
