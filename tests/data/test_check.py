@@ -89,18 +89,24 @@ def test_a_question_asked_again_later_in_a_conversation_is_another_prompt(tmp_pa
     assert check.check(file, max_chars=20).rejected == {"the prompt is longer than 20 characters": 2}
 
 
-def test_results_of_tools_and_tools_are_counted(tmp_path: Path) -> None:
+def test_results_of_tools_reasoning_and_tools_are_counted(tmp_path: Path) -> None:
     asked = {"role": "user", "content": "2 + 3?"}
     called = {"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": "{}"}}]}
+    thought = {**called, "reasoning": "I add " * 20}
+    result = {"role": "tool", "content": "5"}
     tools = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
     rows: list[dict[str, object]] = [
         {"messages": [asked]},
         {"messages": [asked], "tools": tools},
-        {"messages": [asked, called, {"role": "tool", "content": "5"}], "tools": tools},
+        {"messages": [asked, called, result], "tools": tools},
+        {"messages": [asked, thought, result]},
     ]
-    report = check.check(write(tmp_path / "log.jsonl", rows))
-    assert (report.kept, report.duplicates, report.conversations, report.results, report.with_tools) == (3, 0, 1, 1, 2)
+    file = write(tmp_path / "log.jsonl", rows)
+    report = check.check(file)
+    assert (report.kept, report.duplicates, report.conversations, report.results) == (4, 0, 2, 2)
+    assert (report.with_reasoning, report.with_tools) == (1, 2)
     assert "the result of a tool" in check.table(report)
+    assert check.check(file, max_chars=150).kept == 3  # reasoning counts, because the model reads it
 
 
 def test_the_other_file_has_a_format_of_its_own(tmp_path: Path) -> None:

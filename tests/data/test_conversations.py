@@ -105,7 +105,12 @@ def call(name: str, number: str | None = None, **arguments: object) -> dict[str,
 
 
 ASKED: dict[str, object] = {"role": "user", "content": "2 + 3?"}
-CALLED = {"role": "assistant", "content": "Wait.", "tool_calls": [call("add", "a", x=2), call("add", "b", x=3)]}
+CALLED = {
+    "role": "assistant",
+    "content": "Wait.",
+    "reasoning_content": "hm",
+    "tool_calls": [call("add", "a", x=2), call("add", "b", x=3)],
+}
 
 
 @pytest.mark.parametrize(
@@ -132,7 +137,7 @@ CALLED = {"role": "assistant", "content": "Wait.", "tool_calls": [call("add", "a
             ]},
         ],
         [  # OpenAI's Responses
-            {"type": "reasoning", "summary": []},
+            {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
             {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Wait."}]},
             {"type": "function_call", "id": "fc_1", "call_id": "a", "name": "add", "arguments": '{"x": 2}'},
             {"type": "function_call", "id": "fc_2", "call_id": "b", "name": "add", "arguments": '{"x": 3}'},
@@ -148,6 +153,42 @@ def test_the_result_of_a_tool_is_a_request(messages: list[object]) -> None:
     assert found.conversation == [ASKED, CALLED, *results]
     more = last_request([ASKED, *messages, {"role": "user", "content": "Sure?"}])
     assert more.conversation == [ASKED, CALLED, *results, {"role": "user", "content": "Sure?"}]
+
+
+@pytest.mark.parametrize(
+    ("fields", "want"),
+    [
+        ({"reasoning_content": " hm\n"}, "hm"),
+        ({"reasoning_content": None, "reasoning": "hm"}, "hm"),
+        ({"thinking": "hm"}, "hm"),
+        ({"thinking": {"type": "enabled"}}, None),
+        ({"reasoning": " "}, None),
+        ({"content": [{"type": "thinking", "thinking": "one"}, {"type": "thinking", "thinking": "two"}]}, "one\ntwo"),
+        ({"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}]}, "hm"),
+        ({"content": [{"type": "redacted_thinking", "data": "x"}, "plain"]}, None),
+        ({"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]}, "hm"),
+        ({"type": "reasoning", "summary": [], "content": None, "encrypted_content": "x"}, None),
+    ],
+)
+def test_what_an_assistant_thought_is_read_wherever_it_stands(fields: dict[str, object], want: str | None) -> None:
+    speaker = {} if fields.get("type") == "reasoning" else {"role": "assistant", "content": None}
+    found = last_request([ASKED, {**speaker, **fields}, {"role": "tool", "content": "5"}]).conversation[1:-1]
+    said_by_it = [{key: value for key, value in message.items() if key != "content"} for message in found]
+    assert [message.get("reasoning_content") for message in said_by_it if len(message) > 1] == [want] * bool(want)
+
+
+def test_reasoning_that_is_left_out_later_is_still_the_same_conversation() -> None:
+    thought, answered = ({"role": "assistant", "content": "5", **more} for more in ({"reasoning_content": "hm"}, {}))
+    more = [{"role": "user", "content": text} for text in ("Sure?", "So?")]
+    assert conversation_numbers([[ASKED, thought, more[0]], [ASKED, answered, more[0], answered, more[1]]]) == [0, 0]
+
+
+def test_a_message_that_only_thinks_keeps_its_place() -> None:
+    thinks = {"role": "assistant", "content": "", "reasoning_content": "hm"}
+    more = {"role": "user", "content": "So?"}
+    assert last_request([ASKED, thinks, more]).conversation == [ASKED, thinks, more]
+    broken = {**thinks, "reasoning_content": "\ud800"}
+    assert last_request([ASKED, broken, more]).text == ASKED["content"]
 
 
 def test_the_older_call_of_a_function() -> None:
@@ -170,7 +211,7 @@ def test_results_without_text_and_calls_that_cannot_be_read() -> None:
     assert later.conversation[2] == empty
     nameless = {"role": "assistant", "content": "a", "tool_calls": [{"function": {"arguments": "{}"}}]}
     assert last_request([ASKED, nameless, {"role": "tool", "content": "5"}]).text == "2 + 3?"
-    table = {"role": "assistant", "tool_calls": json.dumps(CALLED["tool_calls"]), "content": "Wait."}
+    table = {**CALLED, "tool_calls": json.dumps(CALLED["tool_calls"])}
     assert last_request([ASKED, table, {"role": "tool", "content": 5}]).conversation == [
         ASKED,
         CALLED,

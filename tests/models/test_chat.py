@@ -206,7 +206,7 @@ AGENT = [
 ]  # fmt: skip
 CALLS = (
     "{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}"
-    "{% for m in messages %}{{ m.role }}: {{ m.content }}"
+    "{% for m in messages %}{{ m.role }}{% if m.content %}: {{ m.content }}{% endif %}"
     "{% for call in m.tool_calls %}{{ call.function.name }} {{ call.function.arguments | tojson(indent=2) }}{% endfor %}"
     "{% if m.tool_call_id %} for {{ m.tool_call_id }}{% endif %}\n{% endfor %}"
 )
@@ -222,6 +222,31 @@ def test_calls_and_tools_stand_where_the_template_writes_them() -> None:
     ids = tokenizer.encode_prompt(AGENT, "own", TOOLS)
     assert tokenizer.decode(ids) == text_of(found)
     assert 2 not in ids
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
+def test_reasoning_stands_where_the_template_writes_it(name: str) -> None:
+    thinks = {"role": "assistant", "content": "Two.", "reasoning_content": "\nhm </s>\n"}
+    talk = [{"role": "user", "content": "How many?"}, thinks, {"role": "user", "content": "Why?"}]
+    template = "{% for m in messages %}[{{ m.NAME | trim }}]{{ m.content }}{% endfor %}".replace("NAME", name)
+    found = pieces("own", talk, template)
+    theirs = [{**message, name: message["reasoning_content"]} if message is thinks else message for message in talk]
+    assert text_of(found) == transformers_text(theirs, template) == "[]How many?[hm </s>]Two.[]Why?"
+    assert [piece.text for piece in found if not piece.is_template] == ["How many?", "hm </s>", "Two.", "Why?"]
+    assert text_of(pieces("plain", talk)) == "How many?\nTwo.\nWhy?"
+
+
+def test_a_template_may_leave_out_earlier_reasoning() -> None:
+    thinks = [{"role": "assistant", "content": text, "reasoning_content": f"{text}?"} for text in ("one", "two")]
+    talk = [{"role": "user", "content": "a"}, thinks[0], {"role": "user", "content": "b"}, thinks[1]]
+    talk.append({"role": "tool", "content": "5"})
+    template = (
+        "{% for m in messages %}{% if loop.index0 > 2 %}<think>{{ m.reasoning_content }}</think>{% endif %}"
+        "{{ m.content }} {% endfor %}"
+    )
+    found = pieces("own", talk, template)
+    assert text_of(found) == "a one b <think>two?</think>two <think></think>5 "
+    assert [piece.text for piece in found if not piece.is_template] == ["a", "one", "b", "two?", "two", "5"]
 
 
 def transformers_text(messages: list[dict[str, Any]], template: str, tools: list[dict[str, Any]] | None = None) -> str:

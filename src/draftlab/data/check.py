@@ -39,7 +39,7 @@ class Lengths:
 class Report:
     """The contents of a file. ``conversations`` are prompts with messages before them, which the model reads too.
 
-    Of all prompts, ``results`` are the result of a tool, and ``with_tools`` offer tools.
+    Of all prompts, ``results`` are the result of a tool, ``with_reasoning`` hold an assistant's reasoning, and ``with_tools`` offer tools.
     """
 
     file: str
@@ -51,6 +51,7 @@ class Report:
     first_prompt: str
     conversations: int
     results: int
+    with_reasoning: int
     with_tools: int
     duplicates: int
     overlap: int | None
@@ -89,7 +90,7 @@ def check(
     rejected: Counter[str] = Counter()
     first: dict[str, str] = {}
     first_prompt = ""
-    read = duplicates = overlap = specials = conversations = results = with_tools = 0
+    read = duplicates = overlap = specials = conversations = results = with_reasoning = with_tools = 0
     lengths, reference_lengths, sample = array("I"), array("I"), list[str]()
     for record in _records(file, name, max_chars):
         read += 1
@@ -101,6 +102,7 @@ def check(
         first_prompt = first_prompt or excerpt(record.text)
         conversations += len(record.messages) > 1
         results += record.messages[-1]["role"] == "tool"
+        with_reasoning += any("reasoning_content" in message for message in record.messages)
         with_tools += bool(record.tools)
         value = digest(whole)
         duplicates += value in seen
@@ -122,6 +124,7 @@ def check(
         first_prompt=first_prompt,
         conversations=conversations,
         results=results,
+        with_reasoning=with_reasoning,
         with_tools=with_tools,
         duplicates=duplicates,
         overlap=overlap if others is not None else None,
@@ -180,6 +183,7 @@ def table(report: Report) -> str:
         ("first prompt", report.first_prompt or "none"),
         ("after other messages", report.conversations),
         ("the result of a tool", report.results),
+        ("with an assistant's reasoning", report.with_reasoning),
         ("with tools to call", report.with_tools),
         ("with a reference", report.references),
         ("duplicates", report.duplicates),

@@ -25,19 +25,32 @@ ROLES: dict[str, Role] = {
 
 @dataclass(frozen=True)
 class Turn:
-    """One message. ``calls`` are an assistant's (``tools.calls_in``); ``call_id`` and ``name`` say which call a tool answers."""
+    """One message. ``calls`` and ``reasoning`` are an assistant's; ``call_id`` and ``name`` say which call a tool answers."""
 
     role: Role
     text: str
     calls: list[dict[str, Any]] = field(default_factory=list)
     call_id: str | None = None
     name: str | None = None
+    reasoning: str = ""
 
     @property
     def message(self) -> dict[str, Any]:
         """The turn in OpenAI's format."""
-        others = {"tool_calls": self.calls, "tool_call_id": self.call_id, "name": self.name}
+        others = {
+            "reasoning_content": self.reasoning,
+            "tool_calls": self.calls,
+            "tool_call_id": self.call_id,
+            "name": self.name,
+        }
         return {"role": self.role, "content": self.text, **{key: value for key, value in others.items() if value}}
+
+    def then(self, other: Turn) -> Turn:
+        """This turn and the next of the same role as one."""
+        text, reasoning = (
+            "\n".join(filter(None, pair)) for pair in ((self.text, other.text), (self.reasoning, other.reasoning))
+        )
+        return Turn(self.role, text, self.calls + other.calls, reasoning=reasoning)
 
 
 def turns(conversation: Any) -> list[Turn]:
@@ -71,8 +84,7 @@ def _joined(spoken: Iterable[Turn]) -> list[Turn]:
     joined: list[Turn] = []
     for turn in spoken:
         if joined and joined[-1].role == turn.role != "tool":
-            last = joined[-1]
-            joined[-1] = Turn(turn.role, "\n".join(filter(None, (last.text, turn.text))), last.calls + turn.calls)
+            joined[-1] = joined[-1].then(turn)
         else:
             joined.append(turn)
     return joined
@@ -85,8 +97,10 @@ def _turns(message: Row) -> list[Turn]:
             return [Turn("assistant", "", calls_in(message))]
         case "function_call_output" | "custom_tool_call_output":
             return [_result(message, message.get("output"), message.get("call_id"))]
+        case "reasoning":
+            return [Turn("assistant", "", reasoning=_reasoning(message))]
         case str() if not {"role", "from"} & message.keys():
-            return []  # reasoning, and calls of the server's own tools
+            return []  # calls of the server's own tools
     name = as_text(message.get("role", message.get("from")), "role")
     if name not in ROLES:
         raise BadRow("unknown role", repr(name))
@@ -98,7 +112,9 @@ def _turns(message: Row) -> list[Turn]:
         found = [_result(part, part.get("content"), part.get("tool_use_id")) for part in results]
         others = [part for part in content if part not in results and part != {"type": "text", "text": ""}]
         return [*found, Turn(role, _text(others, name))] if others or not found else found
-    return [Turn(role, _text(content, name), calls_in(message) if role == "assistant" else [])]
+    if role == "assistant":
+        return [Turn(role, _text(content, name), calls_in(message), reasoning=_reasoning(message))]
+    return [Turn(role, _text(content, name))]
 
 
 def _result(message: Row, content: Any, call: Any) -> Turn:
@@ -110,17 +126,46 @@ def _result(message: Row, content: Any, call: Any) -> Turn:
     return Turn("tool", _text(content, "tool"), call_id=call_id, name=name)
 
 
+REASONING = ("reasoning_content", "reasoning", "thinking")
+"""Fields beside a message's content that may hold its reasoning as text."""
+
+
+def _reasoning(message: Row) -> str:
+    """What an assistant thought before it spoke; empty if the message does not tell.
+
+    It is a field beside the content, parts of the content of type ``thinking`` (Anthropic, Mistral), or an item of its own that holds the
+    text or a summary (OpenAI's Responses).
+    """
+    content = message.get("content")
+    if message.get("type") == "reasoning":
+        found = _texts(content or message.get("summary"))
+    elif beside := next((message[name] for name in REASONING if message.get(name)), None):
+        found = _texts(beside)
+    else:
+        parts = content if isinstance(content, list) else []
+        thoughts = [part for part in parts if isinstance(part, Mapping) and part.get("type") == "thinking"]
+        found = [text for part in thoughts for text in _texts(part.get("thinking"))]
+    text = "\n".join(text for text in found if isinstance(text, str))
+    return as_text(text, "the reasoning") if text.strip() else ""
+
+
 def _text(content: Any, name: str) -> str:
     """The text of a message's content, which may come in parts; only a user's must not be empty."""
     is_user = ROLES[name] == "user"
     if isinstance(content, list):
-        texts = [part.get("text") if isinstance(part, Mapping) else part for part in content]
+        texts = _texts(content)
         if is_user and not all(isinstance(text, str) for text in texts):
             raise BadRow("a part of what the user says is not text")
         content = "\n".join(text for text in texts if isinstance(text, str))
     if not is_user and (content is None or (isinstance(content, str) and not content.strip())):
         return ""
     return as_text(content, f"the text of {name}")
+
+
+def _texts(content: Any) -> list[Any]:
+    """The texts of the parts of a content, with other things where a part has none."""
+    parts = content if isinstance(content, list) else [content]
+    return [part.get("text") if isinstance(part, Mapping) else part for part in parts]
 
 
 def first_request(conversation: Any) -> Cleaned:
@@ -136,11 +181,13 @@ def first_request(conversation: Any) -> Cleaned:
 def last_request(conversation: Any, system: str | None = None, response: str | None = None) -> Cleaned:
     """The last turn of a user or a tool, all that came before it, and the answer to it: a turn, or the ``response`` beside the conversation.
 
-    ``system`` comes before everything. Left out: messages without text or calls, and what an assistant says before the first request.
+    ``system`` comes before everything. Left out: messages without text, calls or reasoning, and what an assistant says before the first request.
     """
     said = [Turn("system", system)] if system else []
     read, is_whole = _read(conversation)
-    spoken = _joined([*said, *(turn for turn in read if turn.text or turn.calls or turn.role == "tool")])
+    spoken = _joined(
+        [*said, *(turn for turn in read if turn.text or turn.calls or turn.reasoning or turn.role == "tool")]
+    )
     asked = _asked(spoken)
     last = max(place for place, turn in enumerate(spoken) if place >= asked[0] and turn.role in ("user", "tool"))
     until = [turn for place, turn in enumerate(spoken[: last + 1]) if place >= asked[0] or turn.role == "system"]
@@ -168,7 +215,8 @@ def _answer(spoken: list[Turn], place: int) -> str | None:
 def requests_in(messages: Sequence[Mapping[str, Any]]) -> list[int]:
     """A digest of the conversation up to each request in it, the last for all of it.
 
-    Two prompts belong to one conversation if the last request of one is among those of the other. Identifiers of calls do not count.
+    Two prompts belong to one conversation if the last request of one is among those of the other. Identifiers of calls and reasoning do not count: clients may
+    change or drop them.
     """
     running = hashlib.blake2b(digest_size=8)
     found = []

@@ -12,7 +12,7 @@ class Prompt:
     """One request: ``text`` is what a user asks, or the result of a tool; ``reference`` is the dataset's answer, if it has one.
 
     ``conversation`` holds all messages that the model reads, the text's last, if there are others: ``role``, ``content``, and perhaps
-    ``tool_calls``. ``tools`` are the schemas of what the model may call. Both are in OpenAI's format.
+    ``reasoning_content`` and ``tool_calls``. ``tools`` are the schemas of what the model may call. Both are in OpenAI's format.
     """
 
     id: str
@@ -31,7 +31,7 @@ class Prompt:
 
     @property
     def whole(self) -> str:
-        """All that the model reads as one text: schemas of tools, contents and calls, in lines."""
+        """All that the model reads as one text: schemas of tools, contents, reasoning and calls, in lines."""
         schemas = json.dumps(self.tools, ensure_ascii=False) if self.tools else ""
         return "\n".join(filter(None, (schemas, *map(_text, self.messages))))
 
@@ -44,7 +44,7 @@ class Prompt:
 
 def _text(message: dict[str, Any]) -> str:
     calls = json.dumps(message["tool_calls"], ensure_ascii=False) if "tool_calls" in message else ""
-    return "\n".join(filter(None, (message["content"], calls)))
+    return "\n".join(filter(None, (message.get("reasoning_content"), message["content"], calls)))
 
 
 @dataclass(frozen=True)

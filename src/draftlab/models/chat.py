@@ -26,6 +26,10 @@ TODAY = datetime.date(2024, 7, 26)
 OTHERS = "use vicuna_v1.1, vicuna_short or plain"
 
 
+SAID = ("reasoning_content", "content")
+"""The fields of a message whose text is its author's, not the template's."""
+
+
 class Piece(NamedTuple):
     """A part of a prompt: the template's own text, or the content of a message."""
 
@@ -43,12 +47,13 @@ def pieces(
 ) -> list[Piece]:
     """Messages in a template: ``vicuna_v1.1``, ``vicuna_short``, ``plain`` or ``own``. Joined, the pieces are what the model reads.
 
-    ``messages`` have a role, a content, and perhaps ``tool_calls``, as in OpenAI's API; ``tools`` are the schemas of what the model may call.
+    ``messages`` have a role, a content, and perhaps ``reasoning_content`` and ``tool_calls``, as in OpenAI's API; ``tools`` are the schemas
+    of what the model may call.
     ``own`` is the tokenizer's Jinja template (``chat_template`` in tokenizer_config.json), rendered in a sandbox as ``transformers`` does.
-    ``plain`` writes a line break between two contents. Only ``own`` has a place for calls and schemas.
+    ``plain`` writes a line break between two contents. Only ``own`` has a place for reasoning, calls and schemas.
 
-    A content that the template writes as it is, without the space around it or as JSON is a piece of its own. If the template changes one
-    otherwise, such as to leave out earlier reasoning, everything is one piece of the template.
+    A content, or a reasoning, is a piece of its own if the template writes it as it is, without the space around it, or as JSON. If the
+    template changes one otherwise, such as to cut the reasoning out of a content, everything is one piece of the template.
 
     **Raises:** ``UserError`` for an unknown template, and for one that fails or that leaves the last message out.
 
@@ -70,12 +75,16 @@ def pieces(
 
     whole = write(messages)
     # A mark takes the place of a content: all other text is the template's.
-    contents: dict[str, str] = {
-        f"\ue000{place}\ue001": message["content"] for place, message in enumerate(messages) if message["content"]
-    }
-    marks = iter(contents)
+    contents: dict[str, str] = {}
+
+    def mark(text: str) -> str:
+        contents[name := f"\ue000{len(contents)}\ue001"] = text
+        return name
+
     try:
-        marked = write([{**message, "content": message["content"] and next(marks)} for message in messages])
+        marked = write(
+            [{**message, **{key: mark(message[key]) for key in SAID if message.get(key)}} for message in messages]
+        )
     except UserError:  # it reads the contents
         return [Piece(whole, True)]
     if messages[-1]["content"] and list(contents)[-1] not in marked:
@@ -125,7 +134,7 @@ def _rendered(
         raise UserError("the tokenizer has no chat template", remedy=f"name one: {OTHERS.removeprefix('use ')}")
     try:
         text: str = _compiled(jinja).render(
-            messages=messages,
+            messages=[_with_reasoning(message) for message in messages],
             tools=list(tools) or None,
             documents=None,
             add_generation_prompt=True,
@@ -135,6 +144,12 @@ def _rendered(
     except Exception as error:  # it is a program: it may raise anything
         raise UserError(f"the chat template fails: {error}", remedy=OTHERS) from None
     return text
+
+
+def _with_reasoning(message: Message) -> Message:
+    """A message whose reasoning has all names that templates know."""
+    reasoning = message.get("reasoning_content")
+    return {**message, "reasoning": reasoning, "thinking": reasoning} if reasoning else message
 
 
 @functools.lru_cache(16)
