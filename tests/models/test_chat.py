@@ -224,6 +224,38 @@ def test_calls_and_tools_stand_where_the_template_writes_them() -> None:
     assert 2 not in ids
 
 
+EACH = "{% for m in messages %}WHAT|{% endfor %}"
+AS_TEXT = "{{ m.content }}{% for c in m.tool_calls %}{{ c.function.name + c.function.arguments }}{% endfor %}"
+WITHOUT_CONTENT = "{% if m.content is none %}{{ m.tool_calls[0].function.WHAT }}{% else %}{{ m.content }}{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("what", "want"),
+    [
+        (AS_TEXT, 'add{"é": [2, 3]}'),
+        (WITHOUT_CONTENT.replace("WHAT", "name"), "add"),
+        (WITHOUT_CONTENT.replace("WHAT", "name + m.tool_calls[0].function.arguments"), 'add{"é": [2, 3]}'),
+        (WITHOUT_CONTENT.replace("WHAT", "arguments | length"), ""),  # no name: not known as a call
+        ("{{ m.content }}{% for c in m.tool_calls %}{{ '' + c.function.arguments }}{% endfor %}", '{"é": [2, 3]}'),
+        ("{{ '' + m.content }}", ""),
+    ],
+)
+def test_calls_have_the_form_that_the_template_reads(what: str, want: str) -> None:
+    called = {"function": {"name": "add", "arguments": {"é": [2, 3]}}}
+    talk = [AGENT[0], {"role": "assistant", "content": "", "tool_calls": [called]}, AGENT[2]]
+    found = pieces("own", talk, EACH.replace("WHAT", what))
+    assert text_of(found) == f"2 + 3?|{want}|</s>5|"
+    assert [piece.text for piece in found if not piece.is_template] == ["2 + 3?", "</s>5"]
+
+
+def test_calls_beside_a_content_and_arguments_that_are_text_stay_as_they_are() -> None:
+    calls = [{"function": {"name": "add", "arguments": arguments}} for arguments in ("{x", {})]
+    talk = [AGENT[0], {"role": "assistant", "content": "Wait.", "tool_calls": calls}, AGENT[2]]
+    assert text_of(pieces("own", talk, EACH.replace("WHAT", AS_TEXT))) == "2 + 3?|Wait.add{xadd{}|</s>5|"
+    with pytest.raises(UserError, match="the chat template fails: no calls"):
+        pieces("own", talk, "{% if messages[1].tool_calls %}{{ raise_exception('no calls') }}{% endif %}")
+
+
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
 def test_reasoning_stands_where_the_template_writes_it(name: str) -> None:
     thinks = {"role": "assistant", "content": "Two.", "reasoning_content": "\nhm </s>\n"}

@@ -7,7 +7,7 @@ import functools
 import itertools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from draftlab.errors import UserError
@@ -49,7 +49,8 @@ def pieces(
 
     ``messages`` have a role, a content, and perhaps ``reasoning_content`` and ``tool_calls``, as in OpenAI's API; ``tools`` are the schemas
     of what the model may call.
-    ``own`` is the tokenizer's Jinja template (``chat_template`` in tokenizer_config.json), rendered in a sandbox as ``transformers`` does.
+    ``own`` is the tokenizer's Jinja template (``chat_template`` in tokenizer_config.json), rendered in a sandbox as ``transformers`` does,
+    of ``messages`` in the form that it reads (``_readable``).
     ``plain`` writes a line break between two contents. Only ``own`` has a place for reasoning, calls and schemas.
 
     A content, or a reasoning, is a piece of its own if the template writes it as it is, without the space around it, or as JSON. If the
@@ -73,6 +74,8 @@ def pieces(
                 return _rendered(jinja, written, tools, bos_token, eos_token)
         raise UserError(f"unknown chat template {template!r}", remedy="use vicuna_v1.1, vicuna_short, plain or own")
 
+    if template == "own":
+        messages = _readable(messages, write)
     whole = write(messages)
     # A mark takes the place of a content: all other text is the template's.
     contents: dict[str, str] = {}
@@ -144,6 +147,54 @@ def _rendered(
     except Exception as error:  # it is a program: it may raise anything
         raise UserError(f"the chat template fails: {error}", remedy=OTHERS) from None
     return text
+
+
+def _readable(messages: Sequence[Message], write: Callable[[Sequence[Message]], str]) -> Sequence[Message]:
+    """The messages in the first form in which the template writes all calls, or at least does not fail.
+
+    Some templates write calls only where the content is None, or only arguments that are text; DeepSeek R1's is both.
+    """
+    if not any("tool_calls" in message for message in messages):
+        return messages
+    best: Sequence[Message] | None = None
+    for content, arguments in itertools.product(("", None), (_unchanged, _as_text)):
+        form = [
+            _changed({**message, "content": message["content"] or content}, "arguments", arguments)
+            if "tool_calls" in message
+            else message
+            for message in messages
+        ]
+        marks: list[str] = []
+
+        def mark(name: str, marks: list[str] = marks) -> str:
+            marks.append(f"\ue000{len(marks)}\ue001")
+            return marks[-1]
+
+        try:
+            text = write([_changed(message, "name", mark) for message in form])
+        except UserError:
+            continue
+        if all(name in text for name in marks):
+            return form
+        best = best or form
+    return best or messages
+
+
+def _changed(message: Message, field: str, change: Callable[[Any], Any]) -> Message:
+    """A message in which this field of each call is changed."""
+    calls = [
+        {**call, "function": {**call["function"], field: change(call["function"][field])}}
+        for call in message.get("tool_calls", ())
+    ]
+    return {**message, "tool_calls": calls} if calls else message
+
+
+def _unchanged(value: Any) -> Any:
+    return value
+
+
+def _as_text(arguments: Any) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
 def _with_reasoning(message: Message) -> Message:
