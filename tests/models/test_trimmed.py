@@ -9,6 +9,7 @@ import torch
 from draftlab.engine.recording import record
 from draftlab.engine.replay import replay
 from draftlab.errors import UserError
+from draftlab.latency.inflate import inflate
 from draftlab.latency.loop import decode, fixed, speculate
 from draftlab.models import hf, llama_cpp, load_model
 from draftlab.models.backend import check_pair
@@ -99,16 +100,20 @@ def test_a_file_without_its_table_is_refused_and_freed(
         export(models["draft"], tmp_path / "text.gguf")
 
 
-@pytest.mark.parametrize("heads", [2, 3])
+@pytest.mark.parametrize(("heads", "has_bias"), [(2, False), (3, False), (3, True)])
 def test_a_widened_draft_computes_the_same_and_proposes_no_other_token(
-    models: dict[str, Path], tmp_path: Path, heads: int
+    models: dict[str, Path], tmp_path: Path, heads: int, has_bias: bool
 ) -> None:
     """In our Llama, in transformers, and in llama.cpp with eight bits."""
     draft = models["draft"]
     if heads == 3:  # SmolLM2 has 9: 32 added channels are no multiple
-        draft = tmp_path / "draft"
-        config = LlamaConfig(320, 96, 64, 1, heads, heads, 64, tie_word_embeddings=False)
-        trim_head(Llama(config).initialise(torch.Generator().manual_seed(0)), KEPT).save(draft)
+        draft, generator = tmp_path / "draft", torch.Generator().manual_seed(0)
+        config = LlamaConfig(320, 96, 64, 1, heads, heads, 64, tie_word_embeddings=False, qkv_bias=has_bias)
+        model = Llama(config).initialise(generator)
+        if has_bias:  # as Qwen2 has
+            torch.nn.init.normal_(model.layers[0].qkv_bias, generator=generator)  # type: ignore[arg-type]
+        trim_head(model, KEPT).save(draft)
+        (draft / "chat_template.jinja").write_text("{{ messages }}")
     expected = logits_of(draft)
     widen(draft, tmp_path / "wide")
     found = logits_of(tmp_path / "wide")
@@ -121,5 +126,17 @@ def test_a_widened_draft_computes_the_same_and_proposes_no_other_token(
     export(tmp_path / "wide", tmp_path / "wide.gguf", "q8_0", vocabulary=False)
     with LlamaCpp(tmp_path / "wide.gguf") as engine:
         assert (engine.extend(TOKENS)[:, OTHERS] < -50).all()
+    if heads == 3:
+        assert (tmp_path / "wide/chat_template.jinja").read_text() == "{{ messages }}"
     with pytest.raises(UserError, match="whole vocabulary"):
         widen(models["target"], tmp_path / "again")
+
+
+def test_a_folder_that_is_no_model_is_not_replaced(models: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").touch()
+    with pytest.raises(UserError, match=r"it holds mine\.txt, which would be lost"):
+        widen(models["draft"], tmp_path)
+    with pytest.raises(UserError, match=r"it holds mine\.txt, which would be lost"):
+        inflate(models["target"], tmp_path, layers=2)
+    widen(models["draft"], tmp_path / "wide")
+    widen(models["draft"], tmp_path / "wide")

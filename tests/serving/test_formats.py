@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import shlex
 import threading
@@ -78,14 +79,21 @@ def test_tensorrt_reads_back_the_same_length_in_either_meaning(meaning: str) -> 
     assert schedule == ({1: 4, 5: 3, 65: 1, 129: 0} if meaning == "lower" else {4: 4, 64: 3, 128: 1})
 
 
-def test_tensorrts_old_rule_wants_the_longest_at_one() -> None:
-    with pytest.raises(UserError, match="#10860"):
-        emit.tensorrt_schedule([(1, 2, 1), (3, 9, 4)], 4, "lower")
+@pytest.mark.parametrize("meaning", ["lower", "upper"])
+def test_tensorrts_rule_wants_the_longest_at_one(meaning: str) -> None:
+    with pytest.raises(UserError, match=r"the length at batch 1 is 1, not the longest, 4 .*--draft-len 4"):
+        emit.tensorrt_schedule([(1, 2, 1), (3, 9, 4)], 4, meaning)  # type: ignore[arg-type]
+
+
+def test_tensorrt_drafts_at_every_batch_if_there_is_one_length() -> None:
+    config = yaml.safe_load(emit.tensorrt("upper", Deployment("T", "D", 4)).text)["speculative_config"]
+    assert config == {"decoding_type": "Draft_Target", "max_draft_len": 4, "speculative_model": "D"}
 
 
 def test_sglang_verifies_one_token_more_than_it_drafts() -> None:
     words = shlex.split(emit.sglang(WANTED).command)
-    flags = dict(zip(words[3::2], words[4::2], strict=True))
+    assert "--enable-metrics" in words, "draftlab monitor reads them"
+    flags = dict(itertools.pairwise(words))
     assert flags["--speculative-num-draft-tokens"] == "5"
     assert (flags["--speculative-num-steps"], flags["--speculative-eagle-topk"]) == ("4", "1")
     found = json.loads(emit.sglang_adaptive(WANTED).text)
@@ -171,6 +179,36 @@ def test_emit_writes_what_fits_and_refuses_what_was_asked_and_does_not(
     with pytest.raises(UserError, match="not a GGUF"):
         emit.write(Deployment("T", "D", 4), ["llama-cpp"], tmp_path / "other")
     assert not (tmp_path / "other").exists()
+
+
+def test_a_folder_with_other_files_is_not_replaced(tmp_path: Path) -> None:
+    pair, out = Deployment("T", "D", 4), tmp_path / "out"
+    emit.write(pair, (), out)
+    emit.write(pair, ("vllm",), out)
+    assert {path.name for path in out.iterdir()} == {"README.md", "vllm.json"}
+    (out / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match=r"holds (notes\.txt|README\.md|vllm\.json), which would be lost"):
+        emit.write(pair, ("vllm",), out)
+    assert (out / "notes.txt").read_text() == "mine"
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/notes.txt").touch()
+    with pytest.raises(UserError, match="it holds notes"):
+        emit.write(pair, ("vllm",), tmp_path / "other")
+
+
+def test_prompt_lookup_comes_first_where_an_engine_can(tmp_path: Path) -> None:
+    pair = dataclasses.replace(WANTED, lookup=True)
+    assert [found.file for found in emit.write(pair, (), tmp_path / "out")] == ["llama_server.sh"]
+    words = shlex.split(emit.llama_cpp(pair).command)
+    assert "--metrics" in words
+    flags = dict(itertools.pairwise(words))
+    assert flags["--spec-type"] == "ngram-simple,draft-simple"
+    assert (flags["--spec-ngram-simple-size-n"], flags["--spec-ngram-simple-size-m"]) == ("2", "4")
+    with pytest.raises(UserError, match=r"vllm drafts in one way alone .leave out --lookup, or name llama-cpp"):
+        emit.write(pair, ("vllm",), tmp_path / "vllm")
+    alone = dict(itertools.pairwise(emit.lookup_command("T.gguf", 3)))
+    assert (alone["--spec-type"], alone["--spec-ngram-simple-size-m"]) == ("ngram-simple", "3")
+    assert emit.lookup_command("T", 3)[:3] == ["vllm", "serve", "T"]
 
 
 def test_a_simulation_without_answer_or_gain_gives_no_settings(tmp_path: Path) -> None:
@@ -354,6 +392,24 @@ def test_too_little_says_not_yet_known() -> None:
     assert judge([Counts("vllm", 5000, 20_000, 5000, float("nan"))]).state == "stale"
 
 
+def test_counters_say_of_how_many_requests_they_are() -> None:
+    few = judge([Counts("vllm", 500, 2000, 995, requests=200)])
+    assert (few.state, few.text[:43]) == ("not yet known", "not yet known: 200 requests with 500 blocks")
+    unknown = judge([Counts("vllm", 500, 2000, 995, requests=float("nan"))])
+    assert unknown.text.startswith("not yet known: 500 blocks")
+
+
+def test_rows_without_speculation_count_where_a_draft_became_stale() -> None:
+    found = judge([*[None] * 50, *requests(100, GOOD), *requests(300, BAD)])
+    assert (found.state, found.since) == ("stale", 151)
+
+
+def test_a_lookup_may_draft_fewer_tokens_than_the_longest_block() -> None:
+    for option in ("lookup", "lookup_first"):
+        promise = PROMISE.model_copy(update={"draft_len": 8, "option": option})
+        assert monitor.judge(requests(100, GOOD), promise).state == "as promised"
+
+
 def test_another_draft_length_is_not_compared() -> None:
     with pytest.raises(UserError, match=r"drafts 2\.00 tokens"):
         judge([Counts("vllm", 20, 40, 20)] * 50)
@@ -415,5 +471,12 @@ def test_a_server_is_asked_twice_and_the_difference_is_judged() -> None:
     assert (seen.drafts, seen.drafted, seen.accepted) == (1000, 2000, 1800)
     with pytest.raises(UserError, match="restarted"):
         monitor.difference(Counts("v", 9, 9, 9), Counts("v", 3, 3, 3), "m")
-    with pytest.raises(UserError, match="no answer"):
-        next(monitor.watch("http://127.0.0.1:9/metrics", 0))
+    for url in ("http://127.0.0.1:9/metrics", "http://localhost:abc/metrics", "http://local host/metrics"):
+        with pytest.raises(UserError, match="no answer"):
+            next(monitor.watch(url, 0))
+
+
+@pytest.mark.parametrize("over", [-1.0, float("inf"), float("nan")])
+def test_a_time_that_cannot_be_waited_is_refused(over: float, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"--over is .* seconds"):
+        monitor.monitor("http://127.0.0.1:9/metrics", verdict=tmp_path / "v.json", over=over)

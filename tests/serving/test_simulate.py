@@ -123,6 +123,31 @@ def test_a_histogram_that_cannot_be_is_refused(counts: list[float]) -> None:
         from_histograms([counts])
 
 
+def test_a_request_that_accepts_less_takes_more_steps() -> None:
+    acceptance = from_histograms([[100, 0, 0, 0, 0], [0, 0, 0, 0, 20]])
+    # Two requests of 100 tokens each: 100 steps and 20.
+    assert acceptance.length(4) == pytest.approx(200 / 120)
+    assert acceptance.marginals(4) == pytest.approx([20 / 120] * 4)
+    assert 1 + acceptance.marginals(3).sum() == pytest.approx(acceptance.length(3))
+    assert from_alpha(0.5).marginals(2) == pytest.approx([0.5, 0.25])
+
+
+def test_the_best_lengths_are_those_of_a_server_that_is_full() -> None:
+    mixed, many = from_histograms([[100, 0, 0, 0, 0], [0, 0, 0, 0, 20]]), together(400, 8, 200)
+    profile = machine(max_sequences=8)
+    plain, drafted = (
+        simulate.serve(many, profile, k, mixed if k else None, np.random.default_rng(0)).seconds for k in (0, 4)
+    )
+    rows = load.best_lengths(profile, mixed, [4])
+    full = rows[(rows["context"] == 128) & (rows["batch"] == 8)]
+    assert plain / drafted == pytest.approx(float(full["speedup"].iloc[0]), rel=0.05)
+
+
+def test_more_tokens_never_cost_less() -> None:
+    costs = Costs(tokens={1: 10, 2: 10.2, 4: 10.3, 9: 11, 16: 12.05, 36: 11.9})
+    assert costs.step(2048, 0, 1, 0) == pytest.approx(11.9)
+
+
 def test_alpha_of_length_inverts_the_block_length() -> None:
     assert_allclose(alpha_of_length(expected_block_length(0.63, 5), 5), 0.63, atol=1e-9)
     with pytest.raises(UserError, match="between 1 and"):

@@ -75,6 +75,16 @@ def test_a_trace_that_cannot_be_used_says_why(text: str, says: str, tmp_path: Pa
         traces.read_trace(tmp_path / "t.jsonl")
 
 
+def test_damaged_gzip_and_times_that_are_all_the_same_are_refused(tmp_path: Path) -> None:
+    damaged = bytearray(gzip.compress(b"x" * 5000))
+    damaged[20] ^= 0xFF
+    (tmp_path / "t.csv.gz").write_bytes(damaged)
+    with pytest.raises(UserError, match="broken: "):
+        traces.read_trace(tmp_path / "t.csv.gz")
+    with pytest.raises(UserError, match="all requests come at once"):
+        traces.constant(8, 8).at_rate(1.0)
+
+
 def test_a_long_trace_takes_24_bytes_a_request(tmp_path: Path) -> None:
     import tracemalloc
 
@@ -177,6 +187,13 @@ def test_settings_that_cannot_be_are_refused_before_anything_is_written(
     with pytest.raises(UserError, match=says):
         load.run(settings(**changes), tmp_path / "out", lambda _: None)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_cache_too_small_for_any_context_is_refused(tmp_path: Path) -> None:
+    text = (profiles.SHIPPED / "rtx4090-llama-3.1-8b.yaml").read_text()
+    (tmp_path / "p.yaml").write_text(text.replace("kv_tokens: 41408", "kv_tokens: 100"))
+    with pytest.raises(UserError, match="not even one request with 128 tokens fits"):
+        load.run(settings(profile=str(tmp_path / "p.yaml")), tmp_path / "out", lambda _: None)
 
 
 def test_the_room_needs_neither_torch_nor_transformers() -> None:

@@ -482,7 +482,6 @@ def test_a_lookup_that_pays_is_served_by_the_engine_itself(tmp_path: Path):
         ("as_it_comes", "B", "B"),
         ("as_it_comes", "", "results/main/models/draft"),
         ("distilled", "B", "results/cells/traffic_verdict/prompts.0/draft"),
-        ("lookup_first", "", "results/cells/traffic_verdict/prompts.0/draft"),
         ("kept_learning", "B", "results/cells/traffic_verdict/prompts.0/kept_learning"),
     ],
 )
@@ -500,6 +499,43 @@ def test_the_draft_to_serve_is_that_of_the_best_option(tmp_path: Path, option: s
     _, export, emit, _ = commands(found, asked, Path("out"), name, tmp_path / "results")
     assert export == "draftlab gguf export --model out/draft --vocabulary-of T.gguf --out out/draft.gguf"
     assert " --target T.gguf --draft out/draft.gguf " in emit
+    assert "--greedy" not in emit
+
+
+def test_a_draft_after_a_lookup_is_served_by_llama_cpp():
+    found = decide(table(0.8, option="lookup_first"), from_probes(probes(), 100))
+    asked = VerdictSettings(traffic=Path("log.jsonl"), target="T")
+    target, draft, emit, monitor = commands(found, asked, Path("out"), "", Path("results"))
+    assert target == "draftlab gguf export --model T --out out/target.gguf"
+    assert draft.endswith("--vocabulary-of out/target.gguf --out out/draft.gguf")
+    assert emit.startswith("draftlab emit llama-cpp --lookup --draft-len ")
+    assert "--target out/target.gguf --draft out/draft.gguf" in emit
+    assert monitor.startswith("draftlab monitor http://localhost:8080/metrics ")
+    draft, emit, _ = commands(found, replace(asked, target="T.gguf"), Path("out"), "", Path("results"))
+    assert "--vocabulary-of T.gguf" in draft
+    assert "--target T.gguf" in emit
+
+
+def test_lookup_alone_is_served_by_the_engine_of_the_target():
+    found = decide(table(0.8, option="lookup", spread=0.1).assign(steps=0.0), from_probes(probes(), 100))
+    for target, serve, port in (
+        ("T", "vllm serve T ", 8000),
+        ("T.gguf", "llama-server --metrics --model T.gguf ", 8080),
+    ):
+        asked = VerdictSettings(traffic=Path("log.jsonl"), target=target)
+        engine, monitor = commands(found, asked, Path("out"), "", Path("results"))
+        assert engine.startswith(serve)
+        assert f"localhost:{port}/metrics" in monitor
+
+
+def test_a_draft_that_proposes_its_most_probable_token_is_served_so():
+    rows = table(0.8)
+    rows = pd.concat([rows.assign(proposal="probabilistic", emitted=80.0), rows])
+    found = decide(rows, from_probes(probes(), 100))
+    asked = VerdictSettings(traffic=Path("log.jsonl"), target="T", temperature=1)
+    assert " --greedy" in commands(found, asked, Path("out"), "", Path("results"))[-2]
+    sampled = decide(rows.assign(emitted=rows["emitted"].map({80.0: 90.0, 90.0: 80.0})), from_probes(probes(), 100))
+    assert " --greedy" not in commands(sampled, asked, Path("out"), "", Path("results"))[-2]
 
 
 def answer_file(folder: Path, rows: list[str]) -> Path:
@@ -529,18 +565,24 @@ def test_a_log_too_short_is_not_yet_known_before_any_work(tmp_path: Path, capsys
         (["{broken"], {}, "no usable request: 1 "),
         (['{"prompt": "a"}'], {"load": "-4/s"}, "load is '-4/s'"),
         (['{"prompt": "a"}'], {"temperature": 2}, "temperature is 2"),
+        (['{"prompt": "a"}'], {"hardware": "nope"}, "no profile 'nope'"),
+        (['{"prompt": "a"}'], {"trace": True}, "all its requests come at once"),
     ],
 )
 def test_bad_input_is_one_clear_error(tmp_path: Path, rows: list[str], more: dict[str, object], message: str):
+    if "trace" in more:
+        more = {"trace": tmp_path / "trace.csv"}
+        (tmp_path / "trace.csv").write_text("arrival_time,input_toks,output_toks\n1,8,8\n1,8,8\n")
     asked = VerdictSettings(traffic=answer_file(tmp_path, rows), target="no/such", **more)  # type: ignore[arg-type]
     with pytest.raises(UserError, match=message):
         run(asked, tmp_path / "out")
 
 
 def test_conversations_and_prompts_that_the_target_cannot_read_are_counted(tmp_path: Path):
-    rows = table(0.8)
+    rows = pd.concat([table(0.8, 12, option="lookup").assign(split="train"), table(0.8), table(0.8, option="lookup")])
     cell, answers = tmp_path / "cells/traffic_verdict/prompts.0", tmp_path / "main/answers/prompts.eval"
-    for folder in (cell, answers, tmp_path / "data/prompts"):
+    learnt = tmp_path / "main/answers/prompts.train"
+    for folder in (cell, answers, learnt, tmp_path / "data/prompts"):
         folder.mkdir(parents=True)
     rows.to_csv(cell / "rows.csv", index=False)
     write_json(cell / "run.json", {"runs": [FACTS | {"parameters": {"draft": 1, "target": 10}}]})
@@ -554,8 +596,16 @@ def test_conversations_and_prompts_that_the_target_cannot_read_are_counted(tmp_p
     ]
     write_jsonl(tmp_path / "data/prompts/eval.jsonl", prompts)
     write_jsonl(answers / "answers.jsonl", [Answer(name, [1], [2], True) for name in names])
+    steps = [[asked, *[answer, asked] * number] for number in range(12)]
+    write_jsonl(
+        tmp_path / "data/prompts/prompts.jsonl",
+        [Prompt(f"t{n}", "prompts", "train", "How many?", conversation=talk) for n, talk in enumerate(steps)],
+    )
+    write_jsonl(learnt / "answers.jsonl", [Answer(f"t{n}", [1], [2], True) for n in range(12)])
     write_jsonl(answers / "rejected.jsonl", [Rejection("eval.jsonl", 61, "600 tokens", "60")])
     settings = VerdictSettings(Path("log.jsonl"), "T", hardware="rtx4090-llama-3.1-8b")
     found = judge_run(tmp_path, settings, "D", {"a broken line": 2}, None, None)
     assert found.left_out == {"a broken line": 2, "too long for the target, or refused by its chat template": 1}
     assert (found.requests, found.conversations) == (60, 30)
+    (lookup,) = (option for option in found.options if option.name == "lookup")
+    assert [part.verdict for part in lookup.thirds] == ["not yet known"] * 2, "the stream is one conversation"

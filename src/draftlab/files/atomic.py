@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from draftlab.errors import UserError
@@ -55,6 +55,16 @@ def atomic_dir(path: Path | str, needs: int = 0) -> Iterator[Path]:
         if final.exists():
             shutil.rmtree(final)
         temporary.replace(final)
+
+
+def check_replaceable(folder: Path, ours: Callable[[set[str]], bool]) -> None:
+    """Refuse to replace a folder with files that are not ``ours`` by their names; an empty one or none may be replaced.
+
+    **Raises:** ``UserError`` that names one of the files.
+    """
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    if names and not ours(names):
+        raise UserError(f"it holds {min(names)}, which would be lost", file=folder, remedy="name a new folder")
 
 
 def write_text(path: Path | str, text: str) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from draftlab.errors import UserError
-from draftlab.files.atomic import atomic_dir
+from draftlab.files.atomic import atomic_dir, check_replaceable
 from draftlab.files.json_files import write_json
 from draftlab.files.seals import seal
 from draftlab.models.checkpoint import Array, Checkpoint, expected_shapes, head_dim
@@ -34,6 +34,7 @@ def inflate(model: Path, out: Path, *, layers: int, ffn: int | None = None, widt
     Added layers, columns and channels have random weights and zero output projections. Logits are bit-identical with llama.cpp, and with
     any engine if ``ffn`` and ``widths`` stay as they are (a wider sum may be blocked differently). ``UserError`` if the model would shrink.
     """
+    check_replaceable(out, lambda names: "config.json" in names)
     config = read_config(model)
     if config.get("model_type") != "llama":
         raise UserError("only Llama models can be inflated", file=model, remedy="use a Llama target")

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from draftlab.errors import UserError
-from draftlab.files.atomic import atomic_dir, atomic_path
+from draftlab.files.atomic import atomic_dir, atomic_path, check_replaceable
 from draftlab.files.json_files import write_json
 from draftlab.files.weights import weight_files, weights_digest
 from draftlab.models.config import read_config
@@ -82,6 +82,7 @@ def widen(model: Path, out: Path) -> None:
     of the other channels), and a token outside the head has the logit ``-100`` times that. A norm over W' channels equals the norm over W if its
     weights are multiplied by ``sqrt(W / W')`` and its epsilon is reduced by ``c^2 / W``; ``c^2 = W epsilon / 2`` leaves half of epsilon.
     """
+    check_replaceable(out, lambda names: "config.json" in names)
     config, tensors = _read(model)
     kept, width = tensors.pop(HEAD_TOKENS), config["hidden_size"]
     added, epsilon = math.lcm(BLOCK, config["num_attention_heads"]), config["rms_norm_eps"]
@@ -89,7 +90,9 @@ def widen(model: Path, out: Path) -> None:
     scale = math.sqrt(width / wide)
     widened: dict[str, np.ndarray] = {}
     for name, value in tensors.items():
-        if value.ndim == 1:
+        if name.endswith(".bias"):  # of query, key and value, which stay as they are
+            widened[name] = value
+        elif value.ndim == 1:
             widened[name] = np.pad(value * scale if value.shape == (width,) else value, (0, wide - width))
         elif name.endswith(("o_proj.weight", "down_proj.weight")):
             widened[name] = np.pad(value, ((0, added), (0, 0)))
@@ -109,7 +112,7 @@ def widen(model: Path, out: Path) -> None:
     with atomic_dir(out) as temporary:
         write_json(temporary / "config.json", config | changed)
         save_file(widened | {HEAD: head}, temporary / "model.safetensors", metadata={"format": "pt"})
-        for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
             if (model / name).is_file():
                 (temporary / name).write_bytes((model / name).read_bytes())
         weights_digest(temporary)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
-import json
+import math
 import os
 import re
 import shlex
@@ -31,10 +31,9 @@ from draftlab.files.checkout import ROOT
 from draftlab.files.json_files import read_jsonl, read_object
 from draftlab.files.tables import read_table
 from draftlab.files.weights import is_gguf
-from draftlab.models.ngrams import NGRAM
 from draftlab.report.page import templates
 from draftlab.serving import costs as block_costs
-from draftlab.serving import traces, verdict
+from draftlab.serving import emit, profiles, traces, verdict
 from draftlab.serving.verdict_format import NAMES, Range, Verdict
 
 NO_DRAFT = Range(estimate=1, low=1, high=1)
@@ -77,6 +76,12 @@ def run(settings: VerdictSettings, out: Path | None) -> list[tuple[Path, Verdict
     """Judge each draft; return the folder that each verdict is written to with the verdict, None if the log is too short."""
     rate = _rate(settings.load)
     trace = traces.read_trace(settings.trace) if settings.trace else None
+    if trace is not None and not math.isfinite(trace.rate):
+        raise UserError(
+            "all its requests come at once", file=settings.trace, remedy="give one with several times, or --load"
+        )
+    if settings.hardware:
+        profiles.load(settings.hardware)  # a wrong name is said before hours of work
     if settings.temperature not in (0, 1):
         raise UserError(f"temperature is {settings.temperature}", remedy="give 0 or 1")
     log = check.check(settings.traffic)
@@ -114,17 +119,18 @@ def judge(
     temperature = settings.temperature
     cell = results / "cells/traffic_verdict" / f"prompts.{temperature}"
     rows, facts = read_table(cell / "rows.csv"), read_object(cell / "run.json")["runs"][0]
-    answers = results / "main/answers" / recorded_name("prompts", "eval", temperature) / "answers.jsonl"
-    held_out_answers = list(read_jsonl(answers, Answer))
+    answers = {split: _answers(results, split, temperature) for split in ("train", "eval")}
     if unread := dropped.unread(results):
         left_out = {**left_out, dropped.UNREAD.format("the target"): unread}
-    known = {prompt.id: prompt for prompt in read_jsonl(results / "data/prompts/eval.jsonl", Prompt)}
-    prompts = [known[answer.id] for answer in held_out_answers]
+    prompts = _prompts(results, [*answers["train"], *answers["eval"]])
+    requests = pd.MultiIndex.from_tuples(
+        [(split, number) for split, recorded in answers.items() for number in range(len(recorded))]
+    )
     texts = [next(m["content"] for m in reversed(prompt.messages) if m["role"] == "user") for prompt in prompts]
-    conversations = conversation_numbers([prompt.messages for prompt in prompts])
+    of_rows = pd.MultiIndex.from_frame(rows[["split", "request_id"]])
+    labels = {"language": languages(texts), "conversation": conversation_numbers([p.messages for p in prompts])}
     rows = rows.assign(
-        language=_of_held_out(rows, languages(texts)),
-        conversation=_of_held_out(rows, conversations).fillna(rows["request_id"]),
+        **{name: pd.Series(values, requests).reindex(of_rows).to_numpy() for name, values in labels.items()}
     )
     held_out = rows[rows["split"] == "eval"]
     context = float((held_out["prompt_tokens"] + held_out["emitted"] / 2).mean())
@@ -142,15 +148,22 @@ def judge(
         draft=Path(draft).name or "made of the target's first layers",
         temperature=temperature,
         left_out=left_out,
-        cut=sum(not answer.finished for answer in held_out_answers),
+        cut=sum(not answer.finished for answer in answers["eval"]),
         rate=rate,
         trace=trace,
     )
 
 
-def _of_held_out(rows: pd.DataFrame, values: Sequence[object]) -> pd.Series:
-    """One value of each held-out request, for the rows of these; missing in others."""
-    return rows["request_id"].where(rows["split"] == "eval").map(dict(enumerate(values)))
+def _answers(results: Path, split: str, temperature: int) -> list[Answer]:
+    folder = results / "main/answers" / recorded_name("prompts", split, temperature)
+    return list(read_jsonl(folder / "answers.jsonl", Answer))
+
+
+def _prompts(results: Path, answers: Sequence[Answer]) -> list[Prompt]:
+    """The prompt of each answer."""
+    files = (results / "data/prompts" / name for name in ("prompts.jsonl", "eval.jsonl"))
+    known = {prompt.id: prompt for file in files for prompt in read_jsonl(file, Prompt)}
+    return [known[answer.id] for answer in answers]
 
 
 def page(judged: Verdict, settings: VerdictSettings, folder: Path, draft: str, results: Path) -> str:
@@ -172,30 +185,46 @@ def commands(judged: Verdict, settings: VerdictSettings, folder: Path, draft: st
     promise = judged.monitor
     if promise is None:
         return [shlex.join(["draftlab", "data", "check", str(settings.traffic)])]
+    if promise.option == "lookup":  # has no draft model
+        return _joined([emit.lookup_command(settings.target, promise.draft_len)], settings.target, folder)
     steps: list[list[str]] = []
-    if promise.option == "lookup":  # lookup has no draft model: use vLLM's own, matching as many tokens as ours
-        ngram = {"method": "ngram", "num_speculative_tokens": promise.draft_len}
-        ngram |= {"prompt_lookup_max": NGRAM, "prompt_lookup_min": NGRAM}
-        emit = ["vllm", "serve", settings.target, "--speculative-config", json.dumps(ngram)]
+    option = next(option for option in judged.options if option.name == promise.option)
+    looks_up = promise.option.startswith("lookup_first")
+    target = settings.target
+    if looks_up and not is_gguf(target):  # llama.cpp alone can look up first, and reads nothing else
+        target = str(folder / "target.gguf")
+        steps.append(["draftlab", "gguf", "export", "--model", settings.target, "--out", target])
+    if promise.option == "as_it_comes":
+        served = draft or str(results / "main/models/draft")
     else:
-        if promise.option == "as_it_comes":
-            served = draft or str(results / "main/models/draft")
-        else:
-            kept = "kept_learning" if promise.option == "kept_learning" else "draft"
-            served = str(results / "cells/traffic_verdict" / f"prompts.{settings.temperature}" / kept)
-        config = Path(served) / "config.json"
-        if config.is_file() and read_object(config).get("head_tokens"):
-            steps.append(["draftlab", "widen", "--model", served, "--out", str(folder / "draft")])
-            served = str(folder / "draft")
-        if is_gguf(settings.target) and not is_gguf(served):  # llama.cpp reads nothing else
-            export = ["draftlab", "gguf", "export", "--model", served, "--vocabulary-of", settings.target]
-            served = str(folder / "draft.gguf")
-            steps.append([*export, "--out", served])
-        emit = ["draftlab", "emit", "--draft-len", str(promise.draft_len), "--target", settings.target]
-        emit += ["--draft", served, "--out", str(folder / "engines")]
-        emit += ["--confidence", f"{promise.threshold:g}"] if promise.threshold else []
-    monitor = ["draftlab", "monitor", "http://localhost:8000/metrics", "--verdict", str(folder / "verdict.json")]
-    return [shlex.join(step) for step in (*steps, emit, monitor)]
+        kept = "kept_learning" if promise.option == "kept_learning" else "draft"
+        served = str(results / "cells/traffic_verdict" / f"prompts.{settings.temperature}" / kept)
+    config = Path(served) / "config.json"
+    if config.is_file() and read_object(config).get("head_tokens"):
+        steps.append(["draftlab", "widen", "--model", served, "--out", str(folder / "draft")])
+        served = str(folder / "draft")
+    if is_gguf(target) and not is_gguf(served):
+        export = ["draftlab", "gguf", "export", "--model", served, "--vocabulary-of", target]
+        served = str(folder / "draft.gguf")
+        steps.append([*export, "--out", served])
+    settle = [
+        "draftlab",
+        "emit",
+        *(["llama-cpp", "--lookup"] if looks_up else []),
+        "--draft-len",
+        str(promise.draft_len),
+    ]
+    settle += ["--target", target, "--draft", served, "--out", str(folder / "engines")]
+    settle += ["--confidence", f"{promise.threshold:g}"] if promise.threshold else []
+    settle += ["--greedy"] if settings.temperature and option.proposal == "greedy" else []
+    return _joined([*steps, settle], target, folder)
+
+
+def _joined(steps: Sequence[Sequence[str]], target: str, folder: Path) -> list[str]:
+    """The commands, and the one that monitors the engine which serves this target."""
+    port = 8080 if is_gguf(target) else 8000  # of llama-server, and of vLLM
+    monitor = ["draftlab", "monitor", f"http://localhost:{port}/metrics", "--verdict", str(folder / "verdict.json")]
+    return [shlex.join(step) for step in (*steps, monitor)]
 
 
 def draw(judged: Verdict, part: str) -> bytes:

@@ -16,9 +16,13 @@ LONGEST = 32
 
 @dataclass(frozen=True)
 class Acceptance:
-    """``survival[i, j]``: how likely request class i accepts at least j + 1 drafted tokens; a request belongs to one class."""
+    """``survival[i, j]``: how likely request class i accepts at least j + 1 drafted tokens; a request belongs to one class.
+
+    It was measured on so many ``requests`` (0: not measured, or unknown).
+    """
 
     survival: Float64[np.ndarray, "classes length"]
+    requests: int = 0
 
     def classes(self, requests: int, rng: np.random.Generator) -> Int[np.ndarray, " requests"]:
         """A class for each request: every class once in random order, and again when they are used up."""
@@ -34,8 +38,22 @@ class Acceptance:
         return accepted
 
     def length(self, draft_len: int) -> float:
-        """Mean tokens per step of the target over all classes, the target's token included."""
-        return 1 + float(self.survival[:, :draft_len].sum(axis=1).mean())
+        """Tokens per step of the target, the target's token included: all tokens over all steps, where all classes write equally many tokens.
+
+        A class that accepts less takes more steps for its tokens, so this is the harmonic mean of the lengths of the classes.
+
+        >>> Acceptance(np.array([[1.0, 1.0], [0.0, 0.0]])).length(2)
+        1.5
+        """
+        return float(1 / (1 / self._lengths(draft_len)).mean())
+
+    def marginals(self, draft_len: int) -> Float64[np.ndarray, " length"]:
+        """How often a step accepts at least 1, 2, ... tokens; they add up to ``length - 1``."""
+        steps = 1 / self._lengths(draft_len)
+        return np.asarray(steps @ self.survival[:, :draft_len] / steps.sum())
+
+    def _lengths(self, draft_len: int) -> Float64[np.ndarray, " classes"]:
+        return np.asarray(1 + self.survival[:, :draft_len].sum(axis=1))
 
 
 def from_alpha(alpha: float | Sequence[float]) -> Acceptance:

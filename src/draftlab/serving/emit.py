@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,8 +18,10 @@ import tyro
 import yaml
 
 from draftlab.errors import UserError
-from draftlab.files.atomic import atomic_dir
+from draftlab.files.atomic import atomic_dir, check_replaceable
 from draftlab.files.json_files import read_object
+from draftlab.files.weights import is_gguf
+from draftlab.models.ngrams import NGRAM
 from draftlab.serving import records
 from draftlab.serving.acceptance import Acceptance, from_alpha
 
@@ -30,7 +33,8 @@ Ranges = Sequence[tuple[int, int, int]]
 class Deployment:
     """A pair, its draft lengths (``draft_len`` at most, ``ranges`` by batch), and its measured acceptance.
 
-    A block ends where the draft's token has a probability below ``confidence``. ``requests`` and ``traffic`` say what was measured.
+    A block ends where the draft's token has a probability below ``confidence``. With ``lookup``, prompt lookup drafts, and the draft only
+    where it finds nothing. ``requests`` and ``traffic`` say what was measured.
     """
 
     target: str
@@ -42,6 +46,7 @@ class Deployment:
     requests: int = 0
     traffic: str = ""
     confidence: float = 0.0
+    lookup: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.confidence < 1:
@@ -50,10 +55,10 @@ class Deployment:
             raise UserError(f"a draft length of {self.draft_len}", remedy="serve without a draft, or give 1 or more")
 
     def marginals(self) -> list[float]:
-        """How often at least 1, 2, ... drafted tokens are accepted, over all requests."""
+        """How often a step accepts at least 1, 2, ... drafted tokens, over all requests."""
         if self.acceptance is None:
             raise UserError("no acceptance to write", remedy="give --acceptance")
-        rates = [round(float(p), 6) for p in self.acceptance.survival[:, : self.draft_len].mean(axis=0)]
+        rates = [round(float(p), 6) for p in self.acceptance.marginals(self.draft_len)]
         return check_marginals(rates, self.draft_len)
 
 
@@ -128,6 +133,8 @@ def vllm_synthetic(pair: Deployment) -> EngineFile:
 # --- SGLang, llama.cpp -----------------------------------------------------------------------------------------------
 
 SGLANG = "sglang @015c8726"
+METRICS = {"sglang": "--enable-metrics", "llama.cpp": "--metrics"}
+"""The flag that opens /metrics, which ``draftlab monitor`` reads; vLLM's is always open."""
 
 
 def sglang(pair: Deployment) -> EngineFile:
@@ -139,12 +146,16 @@ def sglang(pair: Deployment) -> EngineFile:
         "--speculative-eagle-topk": 1,
         "--speculative-num-draft-tokens": pair.draft_len + 1,
     }
-    command = _command(["python", "-m", "sglang.launch_server", "--model-path", pair.target], flags)
+    command = _command(["python", "-m", "sglang.launch_server", "--model-path", pair.target, METRICS["sglang"]], flags)
     return EngineFile("sglang.sh", SGLANG, f"{command}\n", command)
 
 
 def _command(words: Sequence[str], flags: Mapping[str, object]) -> str:
-    return shlex.join([*words, *(str(word) for flag in flags.items() for word in flag)])
+    return shlex.join(_words(words, flags))
+
+
+def _words(words: Sequence[str], flags: Mapping[str, object]) -> list[str]:
+    return [*words, *(str(word) for flag in flags.items() for word in flag)]
 
 
 def check_sglang_adaptive(config: Mapping[str, Any]) -> None:
@@ -175,9 +186,31 @@ def _llama_server(file: str, pair: Deployment, options: Mapping[str, object], no
     for model in (pair.target, pair.draft):
         if not model.endswith(".gguf"):
             raise UserError(f"{model} is not a GGUF file", remedy="export it first: draftlab gguf export")
-    flags = {"--model": pair.target, "--spec-draft-model": pair.draft, "--spec-type": "draft-simple"}
-    command = _command(["llama-server"], {**flags, "--spec-draft-n-max": pair.draft_len, **options})
+    flags: dict[str, object] = {"--model": pair.target, "--spec-draft-model": pair.draft, "--spec-type": "draft-simple"}
+    flags |= {"--spec-draft-n-max": pair.draft_len, **options}
+    if pair.lookup:  # the first that drafts something is used
+        flags |= {"--spec-type": f"{LOOKUP},draft-simple", **llama_cpp_lookup(pair.draft_len)}
+    command = _command(["llama-server", METRICS["llama.cpp"]], flags)
     return EngineFile(file, "llama.cpp after PR #24850", f"{command}\n", command, note)
+
+
+LOOKUP = "ngram-simple"
+"""llama.cpp's name for prompt lookup."""
+
+
+def lookup_command(target: str, draft_len: int) -> list[str]:
+    """The command that serves a target with prompt lookup alone: llama.cpp's for a GGUF file, else vLLM's."""
+    if is_gguf(target):
+        flags: dict[str, object] = {"--model": target, "--spec-type": LOOKUP, **llama_cpp_lookup(draft_len)}
+        return _words(["llama-server", METRICS["llama.cpp"]], flags)
+    ngram = {"method": "ngram", "num_speculative_tokens": draft_len}
+    ngram |= {"prompt_lookup_max": NGRAM, "prompt_lookup_min": NGRAM}
+    return ["vllm", "serve", target, "--speculative-config", json.dumps(ngram)]
+
+
+def llama_cpp_lookup(draft_len: int) -> dict[str, object]:
+    """Options of ``llama-server`` for prompt lookup that matches as many tokens as ours."""
+    return {"--spec-ngram-simple-size-n": NGRAM, "--spec-ngram-simple-size-m": draft_len}
 
 
 def llama_cpp(pair: Deployment) -> EngineFile:
@@ -207,17 +240,19 @@ TENSORRT = {
 
 
 def tensorrt_schedule(ranges: Ranges, draft_len: int, meaning: Meaning) -> dict[int, int]:
-    """``draft_len_schedule``: from a batch on (before PR #10860; 1 is required, and has the longest), or up to a batch (since; beyond: 0)."""
+    """``draft_len_schedule``: from a batch on (before PR #10860; 1 is required), or up to a batch (since; beyond: 0).
+
+    Both versions refuse a schedule whose smallest batch does not have the longest length.
+    """
     merged = _merged(ranges)
+    if merged[0][2] != draft_len:
+        raise UserError(
+            f"the length at batch 1 is {merged[0][2]}, not the longest, {draft_len}",
+            remedy=f"TensorRT-LLM needs the two to be equal: give --draft-len {draft_len} instead of --load",
+        )
     if meaning == "upper":
         return {last: length for _, last, length in merged if length or last != merged[-1][1]}
-    schedule = {first: length for first, _, length in merged}
-    if schedule.get(1) != draft_len:
-        raise UserError(
-            f"the length at batch 1 is {schedule.get(1)}, not the longest, {draft_len}",
-            remedy="TensorRT-LLM before PR #10860 needs the two to be equal: use a newer version",
-        )
-    return schedule
+    return {first: length for first, _, length in merged}
 
 
 def _merged(ranges: Ranges) -> list[tuple[int, int, int]]:
@@ -228,18 +263,22 @@ def _merged(ranges: Ranges) -> list[tuple[int, int, int]]:
 
 def tensorrt(meaning: Meaning, pair: Deployment) -> EngineFile:
     """TensorRT-LLM's configuration, for one meaning of the keys in its schedule."""
-    ranges = pair.ranges or [(1, 1024, pair.draft_len)]
-    config = {
-        "speculative_config": {
-            "decoding_type": "Draft_Target",
-            "max_draft_len": pair.draft_len,
-            "speculative_model": pair.draft,
-            "draft_len_schedule": tensorrt_schedule(ranges, pair.draft_len, meaning),
-        }
+    config: dict[str, Any] = {
+        "decoding_type": "Draft_Target",
+        "max_draft_len": pair.draft_len,
+        "speculative_model": pair.draft,
     }
+    if pair.ranges:
+        config["draft_len_schedule"] = tensorrt_schedule(pair.ranges, pair.draft_len, meaning)
     (version, note), file = TENSORRT[meaning], f"tensorrt_llm_{meaning}.yaml"
     command = f"trtllm-serve {shlex.quote(pair.target)} --extra_llm_api_options {file}"
-    return EngineFile(file, version, yaml.safe_dump(config, sort_keys=False), command, note)
+    return EngineFile(
+        file,
+        version,
+        yaml.safe_dump({"speculative_config": config}, sort_keys=False),
+        command,
+        note if pair.ranges else "",
+    )
 
 
 def transformers(pair: Deployment) -> EngineFile:
@@ -263,7 +302,7 @@ def speculation_profile(pair: Deployment) -> EngineFile:
     consistency = {"passed": True, "implied_mean_accept_length": mean, "reported_mean_accept_length": mean}
     profile = {
         "schema_version": "1.0",
-        "measured": pair.requests > 0,
+        "measured": bool(pair.traffic),
         "method": "draft_target",
         "accept_length_model": "chain_analytic",
         "verification_method": "longest_prefix",
@@ -291,6 +330,8 @@ EMITTERS: dict[str, Callable[[Deployment], EngineFile]] = {
 }
 ENDS_EARLY = frozenset({"llama-cpp", "transformers"})
 """Engines whose blocks can end where the draft is unsure."""
+LOOKS_UP = frozenset({"llama-cpp"})
+"""Engines that can look up the prompt first, and draft where that finds nothing."""
 
 
 # --- the verb --------------------------------------------------------------------------------------------------------
@@ -323,16 +364,25 @@ def from_load(file: Path, context: int) -> tuple[list[tuple[int, int, int]], int
     return ranges, longest
 
 
+README = "README.md"
+"""The file that says how to use the others."""
+
+
 def write(pair: Deployment, engines: Sequence[str], out: Path) -> list[EngineFile]:
-    """Write settings for ``engines`` (if none is named, for all that can use this pair) into the folder OUT."""
+    """Write settings for ``engines`` (if none is named, for all that can use this pair) into the folder OUT.
+
+    **Raises:** ``UserError`` if OUT holds anything but such settings, which would be lost.
+    """
+    readme = out / README
+    earlier = re.findall(r"^## (.+)$", readme.read_text(encoding="utf-8"), re.MULTILINE) if readme.is_file() else []
+    check_replaceable(out, lambda names: names <= {README, *earlier})
     written = []
     for name in engines or EMITTERS:
         if name not in EMITTERS:
             raise UserError(f"no engine {name!r}", remedy=f"give one of {', '.join(EMITTERS)}")
         try:
-            if pair.confidence and name not in ENDS_EARLY:
-                remedy = f"leave out --confidence, or name {' or '.join(sorted(ENDS_EARLY))}"
-                raise UserError(f"blocks of {name} do not end early", remedy=remedy)
+            _refuse(name, "--confidence", pair.confidence, ENDS_EARLY, f"blocks of {name} do not end early")
+            _refuse(name, "--lookup", pair.lookup, LOOKS_UP, f"{name} drafts in one way alone")
             written.append(EMITTERS[name](pair))
         except UserError as error:
             if engines:
@@ -344,8 +394,13 @@ def write(pair: Deployment, engines: Sequence[str], out: Path) -> list[EngineFil
     with atomic_dir(out) as folder:
         for emitted in written:
             (folder / emitted.file).write_text(emitted.text, encoding="utf-8")
-        (folder / "README.md").write_text("\n".join(sections), encoding="utf-8")
+        (folder / README).write_text("\n".join(sections), encoding="utf-8")
     return written
+
+
+def _refuse(engine: str, flag: str, value: object, able: Collection[str], why: str) -> None:
+    if value and engine not in able:
+        raise UserError(why, remedy=f"leave out {flag}, or name {' or '.join(sorted(able))}")
 
 
 def emit(
@@ -360,20 +415,21 @@ def emit(
     acceptance: Path | None = None,
     greedy: bool = False,
     confidence: float = 0.0,
+    lookup: bool = False,
     out: Path,
 ) -> None:
     """Write settings for serving engines into the folder OUT: draft lengths by batch from LOAD (a JSON file of draftlab load), or a single DRAFT_LEN.
 
     ENGINE: without one, every engine that can use the pair. CONTEXT: the tokens at which lengths are read from LOAD. ALPHA, or ACCEPTANCE
     (records of an engine), is what synthetic acceptance imitates. GREEDY: the draft proposes its most probable token. CONFIDENCE: a block ends
-    early where the draft's token has a lower probability.
+    early where the draft's token has a lower probability. LOOKUP: prompt lookup drafts first, and the draft where it finds nothing.
     """
     if (load is None) == (draft_len is None):
         raise UserError("no draft length, or two", remedy="give either --load or --draft-len")
     measured = records.acceptance(acceptance) if acceptance else None
     shown = measured or (from_alpha(alpha) if alpha is not None else None)
-    requests, traffic = (len(measured.survival), acceptance.stem) if measured and acceptance else (0, "")
+    requests, traffic = (measured.requests, acceptance.stem) if measured and acceptance else (0, "")
     ranges, longest = from_load(load, context) if load is not None else ([], draft_len or 0)
-    pair = Deployment(target, draft, longest, ranges, not greedy, shown, requests, traffic, confidence)
+    pair = Deployment(target, draft, longest, ranges, not greedy, shown, requests, traffic, confidence, lookup)
     for written in write(pair, engine, out):
         print(f"{written.file}: {written.version}")

@@ -108,7 +108,7 @@ def best_lengths(profile: Profile, acceptance: Acceptance, draft_lens: Sequence[
         }
         best = max(gains, key=lambda k: (gains[k], -k))
         rows.append({"batch": batch, "context": context, "best_draft_len": best, "speedup": gains[best]})
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows, columns=["batch", "context", "best_draft_len", "speedup"])
 
 
 def crossing(table: pd.DataFrame, draft_len: int) -> float | None:
@@ -225,12 +225,18 @@ def run(settings: LoadSettings, out: Path, progress: Callable[[str], None]) -> d
     draft_lens = settings.draft_lens
     if not draft_lens or min(draft_lens) < 0 or max(draft_lens) > LONGEST:
         raise UserError(f"draft lengths {draft_lens}", remedy=f"give lengths from 0 to {LONGEST}")
+    lengths = best_lengths(profile, acceptance, draft_lens)
+    if lengths.empty:
+        raise UserError(
+            f"not even one request with {min(CONTEXTS)} tokens fits {profile.name}: kv_tokens {profile.kv_tokens}, "
+            f"max_tokens {profile.max_tokens}",
+            remedy="give a profile with more",
+        )
     arrivals = fitting(_arrivals(settings), profile)
     rates = settings.rates or rates_for(arrivals, profile)
     goal = Goal(settings.goal_first, settings.goal_per_token)
     seed = settings.seed
     table = sweep(arrivals, rates, profile, acceptance, goal, seed=seed, draft_lens=draft_lens, progress=progress)
-    lengths = best_lengths(profile, acceptance, draft_lens)
     facts = {
         "profile": profile.name,
         "requests": len(arrivals.seconds),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import math
 import sys
 import time
@@ -96,6 +97,11 @@ class Sums:
         return self.last if self.records == 1 and self.last is not None and self.last.requests != 1 else None
 
     @property
+    def requests(self) -> float:
+        """How many requests the records are of; NaN if a server's counters do not tell."""
+        return self.records if self.total is None else self.total.requests
+
+    @property
     def known(self) -> bool:
         if self.total is not None:
             requests = self.total.requests
@@ -135,8 +141,8 @@ class Report:
 def judge(rows: Iterable[Counts | None], promise: Promise) -> Report:
     """Judge records in their order of arrival, in constant memory."""
     everything, window, last_window = Sums(), Sums(), Sums()
-    silent, windows_below, since = 0, 0, None
-    for counts in rows:
+    silent, windows_below, begun, since = 0, 0, 0, None
+    for number, counts in enumerate(rows, 1):
         if counts is None or not counts.drafts > 0:
             silent += 1
             continue
@@ -144,23 +150,26 @@ def judge(rows: Iterable[Counts | None], promise: Promise) -> Report:
             raise UserError(
                 "llama.cpp's timings do not tell in how many steps nothing was drafted", remedy="monitor its /metrics"
             )
+        begun = begun if window.records else number
         everything.add(counts)
         window.add(counts)
         if window.records == WINDOW:
             below = window.length()[2] < promise.low
             if below and not windows_below:
-                since = everything.records - WINDOW + 1
+                since = begun
             windows_below = windows_below + 1 if below else 0
             last_window, window = window, Sums()
     left_out = f"; {silent} rows without speculation left out" if silent else ""
     if not everything.known:
+        requests = "" if math.isnan(everything.requests) else f"{everything.requests:g} requests with "
         return Report(
             "not yet known",
-            f"not yet known: {everything.records} requests with {everything.blocks:g} blocks "
+            f"not yet known: {requests}{everything.blocks:g} blocks "
             f"({ENOUGH} requests are needed, or {BLOCKS} blocks of counters){left_out}",
         )
     drafted = everything.drafted / everything.blocks
-    if not promise.threshold and not 0.75 <= drafted / promise.draft_len <= 1.05 and not math.isnan(drafted):
+    is_fixed = not promise.threshold and not promise.option.startswith("lookup")
+    if is_fixed and not 0.75 <= drafted / promise.draft_len <= 1.05 and not math.isnan(drafted):
         raise UserError(
             f"production drafts {drafted:.2f} tokens a block, but the verdict is for {promise.draft_len}",
             remedy="serve with the verdict's length, or ask for a verdict at this length",
@@ -212,7 +221,7 @@ def _fetch(url: str) -> str:
     try:
         with urllib.request.urlopen(url, timeout=10) as answer:
             return str(answer.read(50_000_000).decode("utf-8", "replace"))
-    except (urllib.error.URLError, OSError, ValueError) as error:
+    except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
         raise UserError(
             f"no answer: {error}", file=url, remedy="check the address, it usually ends in /metrics"
         ) from None
@@ -224,6 +233,8 @@ def monitor(source: tyro.conf.Positional[str], *, verdict: Path, over: float = 0
     SOURCE is a file or URL with an engine's records or Prometheus text. OVER: at a URL, count from now on for this many seconds; 0: since the
     server's start.
     """
+    if not 0 <= over < math.inf:
+        raise UserError(f"--over is {over:g} seconds", remedy="give 0 or more")
     report = judge(watch(source, over), read_promise(verdict))
     print(report.text)
     if report.state == "stale":

@@ -90,7 +90,8 @@ def _filled(table: Mapping[int, float]) -> np.ndarray:
         # Between the last two of many points noise decides; the slope is that over the second half of the range.
         half = np.searchsorted(known, known[-1] / 2)
         half = min(int(half), len(known) - 2)
-        slope = (times[-1] - times[half]) / (known[-1] - known[half])
+        # More tokens never cost less, whatever noise says.
+        slope = max(0.0, (times[-1] - times[half]) / (known[-1] - known[half]))
         filled[known[-1] :] = times[-1] + slope * (wanted[known[-1] :] - known[-1])
     return np.asarray(filled)
 

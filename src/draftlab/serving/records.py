@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -192,11 +192,13 @@ def from_prometheus(text: str, name: Path | str) -> Iterator[Counts]:
 
 def acceptance(path: Path) -> Acceptance:
     """The acceptance in a file of records, one class for each request with a histogram."""
-    histograms = [counts.histogram for counts in read(path) if counts is not None and counts.histogram is not None]
-    if not histograms:
+    measured = [counts for counts in read(path) if counts is not None and sum(counts.histogram or ()) > 0]
+    if not measured:
         raise UserError(
             "no histogram of accepted lengths in it",
             file=path,
             remedy="record per-request metrics (vLLM: --per-request-spec-decode-metrics summary), or give --alpha",
         )
-    return from_histograms([histogram for histogram in histograms if sum(histogram) > 0])
+    requests = sum(counts.requests for counts in measured)
+    found = from_histograms([counts.histogram for counts in measured if counts.histogram is not None])
+    return replace(found, requests=0 if math.isnan(requests) else round(requests))

@@ -8,6 +8,7 @@ import gzip
 import io
 import json
 import math
+import zlib
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -41,7 +42,7 @@ class Arrivals:
         if not rate > 0:
             raise UserError(f"a rate of {rate} requests a second", remedy="give a rate above 0")
         if not math.isfinite(self.rate):
-            raise UserError("all requests come at once", remedy="use --poisson, or a trace with times")
+            raise UserError("all requests come at once", remedy="give a trace of several times")
         return Arrivals(self.seconds * (self.rate / rate), self.prompt, self.output, self.left_out)
 
 
@@ -95,7 +96,7 @@ def rows(path: Path) -> Iterator[tuple[int, Any]]:
                         yield number, _object(line)
     except FileNotFoundError:
         raise UserError("no such file", file=path, remedy="check the path") from None
-    except (EOFError, gzip.BadGzipFile, csv.Error) as error:
+    except (EOFError, gzip.BadGzipFile, zlib.error, csv.Error) as error:
         raise UserError(f"broken: {error}", file=path, remedy="fetch the file again") from None
 
 

@@ -16,6 +16,7 @@ from draftlab.serving import forecast, traces
 from draftlab.serving.acceptance import alpha_of_length, from_alpha
 from draftlab.serving.costs import BlockCosts
 from draftlab.serving.load import CONTEXTS, Goal, best_lengths, fitting, sweep
+from draftlab.serving.profiles import Profile
 from draftlab.serving.speedup import break_even, ceiling, conversations, outcome, range_of, ratio, speedup, too_few
 from draftlab.serving.verdict_format import (
     NAMES,
@@ -159,9 +160,19 @@ def _by_batch(rows: pd.DataFrame, costs: BlockCosts) -> dict[int, int]:
     context = float((rows["prompt_tokens"] + rows["emitted"] / 2).mean())
     nearest = min(CONTEXTS, key=lambda known: abs(known - context))
     alpha = min(float(rows["accepted"].sum() / rows["visited"].sum()), 1.0)
-    lengths = best_lengths(costs.profile, from_alpha(alpha))
+    lengths = best_lengths(_profile_of(rows, costs), from_alpha(alpha))
     lengths = lengths[lengths["context"] == nearest]
     return {int(batch): int(k) for batch, k in zip(lengths["batch"], lengths["best_draft_len"], strict=True)}
+
+
+def _profile_of(rows: pd.DataFrame, costs: BlockCosts) -> Profile:
+    """The hardware with these requests' draft, which makes every step of a block there.
+
+    Where lookup saves it some steps, all of its work is as much cheaper instead.
+    """
+    taken = float(rows["steps"].sum() / (rows["blocks"] * rows["draft_len"]).sum())
+    draft = costs.profile.draft.scaled(taken) if taken and costs.profile.draft else None
+    return costs.profile.model_copy(update={"draft": draft})
 
 
 def _forecast(rows: pd.DataFrame) -> Forecast:
@@ -198,10 +209,7 @@ def under_load(
     block_lengths = (replayed["emitted"] / replayed["blocks"]).clip(1, option.draft_len + 1)
     alphas = np.array([alpha_of_length(length, option.draft_len) for length in block_lengths])
     share = 1 - float(replayed["empty"].sum() / replayed["blocks"].sum())
-    # The simulated draft makes every step of a block. Where lookup saves it some, all of its work is as much cheaper instead.
-    taken = float(replayed["steps"].sum() / (replayed["blocks"].sum() * option.draft_len))
-    draft = costs.profile.draft.scaled(taken) if taken and costs.profile.draft else None
-    profile = costs.profile.model_copy(update={"draft": draft})
+    profile = _profile_of(replayed, costs)
     prompts, outputs = replayed["prompt_tokens"].to_numpy(int), replayed["emitted"].to_numpy().astype(int)
     requests = fitting(trace or traces.Arrivals(np.zeros(len(replayed)), prompts, outputs, {}), profile)
     rates = [(rate or (trace.rate if trace else 1.0)) * times for times in SHARES]
