@@ -128,7 +128,7 @@ def _write(
     if weights not in QUANTIZATION:
         raise UserError(f"no weight type {weights!r}", remedy=f"choose one of {', '.join(get_args(Weights))}")
     quantization, file_type = QUANTIZATION[weights]
-    shapes, architecture = expected_shapes(config, folder), config["model_type"]
+    shapes, architecture = expected_shapes(config, folder), _architecture(config)
     block, stored = gguf.GGML_QUANT_SIZES[quantization]
     least_bytes = sum(map(math.prod, shapes.values())) * stored // block
     if _t5_output_scale(config) is not None:
@@ -166,6 +166,18 @@ def _write(
         writer.close()
 
 
+def _architecture(config: dict[str, Any]) -> str:
+    """llama.cpp's name of the architecture.
+
+    A qwen2 there must have as many channels as its heads have in all. A widened one has more, and is written as a llama, which may have
+    biases too.
+    """
+    kind = str(config["model_type"])
+    if kind == "qwen2" and head_counts(config)[0] * head_dim(config) != config["hidden_size"]:
+        return "llama"
+    return kind
+
+
 def _stored_as(name: str, shape: tuple[int, ...], quantization: Kind) -> Kind:
     if len(shape) != 2 or "relative_attention_bias" in name:
         return Kind.F32
@@ -185,11 +197,11 @@ def _t5_output_scale(config: dict[str, Any]) -> float | None:
 def _pair_rotary_rows(name: str, tensor: Array, config: dict[str, Any]) -> Array:
     """Reorder query and key rows: transformers rotates halves of a head, llama.cpp neighbouring pairs of a llama's."""
     part = name.split(".")[-2]
-    if config["model_type"] != "llama" or part not in ("q_proj", "k_proj"):
+    if _architecture(config) != "llama" or part not in ("q_proj", "k_proj"):
         return tensor
     heads = head_counts(config)[part == "k_proj"]
-    rows, columns = tensor.shape
-    return tensor.reshape(heads, 2, rows // heads // 2, columns).swapaxes(1, 2).reshape(rows, columns)
+    rows, *columns = tensor.shape
+    return tensor.reshape(heads, 2, rows // heads // 2, *columns).swapaxes(1, 2).reshape(tensor.shape)
 
 
 def _add_llama_fields(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
