@@ -104,7 +104,7 @@ def test_a_file_without_its_table_is_refused_and_freed(
 def test_a_widened_draft_computes_the_same_and_proposes_no_other_token(
     models: dict[str, Path], tmp_path: Path, heads: int, has_bias: bool
 ) -> None:
-    """In our Llama, in transformers, and in llama.cpp with eight bits."""
+    """In our Llama, in transformers, and in llama.cpp."""
     draft = models["draft"]
     if heads == 3:  # SmolLM2 has 9: 32 added channels are no multiple
         draft, generator = tmp_path / "draft", torch.Generator().manual_seed(0)
@@ -112,7 +112,7 @@ def test_a_widened_draft_computes_the_same_and_proposes_no_other_token(
         model = Llama(config).initialise(generator)
         if has_bias:  # as Qwen2 has
             torch.nn.init.normal_(model.layers[0].qkv_bias, generator=generator)  # type: ignore[arg-type]
-            torch.nn.init.normal_(model.layers[0].output, generator=generator)
+            torch.nn.init.normal_(model.layers[0].output, std=0.3, generator=generator)
         trim_head(model, KEPT).save(draft)
         (draft / "chat_template.jinja").write_text("{{ messages }}")
     expected = logits_of(draft)
@@ -124,11 +124,11 @@ def test_a_widened_draft_computes_the_same_and_proposes_no_other_token(
     with torch.no_grad():
         theirs = other.answer_logits([TOKENS[:1]], [[*TOKENS[1:], 0]]).numpy()
     np.testing.assert_allclose(theirs, found, atol=1e-3, rtol=1e-4)
-    export(tmp_path / "wide", tmp_path / "wide.gguf", "q8_0", vocabulary=False)
+    export(tmp_path / "wide", tmp_path / "wide.gguf", "f16" if has_bias else "q8_0", vocabulary=False)
     with LlamaCpp(tmp_path / "wide.gguf") as engine:
         theirs = engine.extend(TOKENS).copy()
     assert (theirs[:, OTHERS] < -50).all()
-    np.testing.assert_allclose(theirs[:, KEPT], expected[:, KEPT], atol=0.05 * np.abs(expected[:, KEPT]).max())
+    np.testing.assert_allclose(theirs[:, KEPT], expected[:, KEPT], atol=0.02 * np.abs(expected[:, KEPT]).max())
     if heads == 3:
         assert (tmp_path / "wide/chat_template.jinja").read_text() == "{{ messages }}"
     with pytest.raises(UserError, match="whole vocabulary"):
