@@ -189,6 +189,41 @@ def test_sequences_are_the_tree_that_branches_at_its_root() -> None:
     np.testing.assert_array_equal(one.stopped, other.stopped)
 
 
+@pytest.mark.parametrize(
+    ("target", "draft", "drafts", "draft_len"),
+    [([0.9, 0.1], [0.3, 0.7], 2, 1), ([0.3, 0.7], [0.05, 0.95], 2, 2), ([0.1, 0.6, 0.3], [0.001, 0.799, 0.2], 4, 3)],
+)
+def test_no_verifier_exceeds_the_ceiling_where_texts_end(
+    target: list[float], draft: list[float], drafts: int, draft_len: int
+) -> None:
+    """Token 0 ends a text, and the draft expects that too rarely."""
+    rng, lengths, tokens = np.random.default_rng(0), [], []
+    for _ in range(1500):
+        text = rng.choice(len(target), 20, p=target).tolist()
+        lengths.append(min(text.index(0) + 1 if 0 in text else 20, 20))
+        tokens += text[: lengths[-1]]
+    q, p = (torch.tensor(probs, dtype=torch.float64).expand(len(tokens), -1) for probs in (target, draft))
+    texts = Texts(q, p.log(), torch.tensor(tokens), lengths)
+    (survived,) = survival([TOKEN_VERIFIERS["optimal"]], texts, [Sampling(1.0)], (drafts,))
+    best = optimum_iid(q[:1], p[:1], drafts).expand(len(tokens)).numpy()
+    one, most = blocks(survived, lengths, (drafts,), draft_len), ceiling(survived, best, lengths, drafts, draft_len)
+    found, bound = (counts.emitted.sum() / counts.stopped.sum() for counts in (one, most))
+    assert found - 1e-9 < bound < 1.05 * found
+    with pytest.raises(UserError, match="either widths or a tail"):
+        blocks(survived, lengths, (drafts,), 2, tail=block, widths=(1, drafts))
+
+
+def test_the_ceiling_of_one_token_is_the_optimum() -> None:
+    """Eight drafts, and a best set between two of the levels."""
+    q, p = (torch.tensor(probs, dtype=torch.float64).expand(40_000, -1) for probs in ([0.5, 0.5], [0.975, 0.025]))
+    token = q.multinomial(1, generator=torch.Generator().manual_seed(0))[:, 0]
+    lengths = [20_000, 20_000]
+    (survived,) = survival([TOKEN_VERIFIERS["optimal"]], Texts(q, p.log(), token, lengths), [Sampling(1.0)], (8,))
+    best = optimum_iid(q[:1], p[:1], 8).expand(40_000).numpy()
+    found = ceiling(survived, best, lengths, 8, 1)
+    assert found.emitted.sum() / found.stopped.sum() == pytest.approx(1 + best[0], abs=0.005)
+
+
 @pytest.mark.parametrize(("drafts", "size"), [(2, 20_000), (4, 20_000), (2, 4)])
 def test_the_ceiling_is_the_optimum_over_whole_prefixes(drafts: int, size: int) -> None:
     """All blocks start at one text, so one tangent is the right one: the estimate is the enumerated optimum of both depths. On few texts the

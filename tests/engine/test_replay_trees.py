@@ -50,6 +50,16 @@ def test_a_confident_tree_has_the_texts_of_highest_value(nodes: int) -> None:
     assert found.any()
 
 
+def test_a_tree_has_no_more_nodes_than_it_may_where_children_are_certain() -> None:
+    """A greedy draft gives each child the value of its parent."""
+    with torch.inference_mode():
+        greedy = [int(DRAFT.answer_logits([[1, 2]], [[0]])[-1].argmax())]
+        while len(greedy) < DEPTH:
+            greedy.append(int(DRAFT.answer_logits([[1, 2, *greedy]], [[0]])[-1].argmax()))
+    found = confident_trees(DRAFT, [[1, 2]], [greedy], Sampling(0), nodes=[1, 2, DEPTH], depth=DEPTH, width=VOCAB)
+    assert [tree[0].tolist() for tree in found] == [[True, False, False], [True, True, False], [True] * DEPTH]
+
+
 def test_a_narrow_search_goes_on_with_the_best_texts_alone() -> None:
     wide, narrow = (
         confident_trees(DRAFT, PROMPTS, ANSWERS, HOT, nodes=[4, 40], depth=DEPTH, width=width) for width in (VOCAB, 1)

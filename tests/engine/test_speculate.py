@@ -15,7 +15,7 @@ from scipy import stats
 
 from draftlab.core.sampling import Sampling, to_probs
 from draftlab.core.tree import Tree
-from draftlab.core.verify import VERIFIERS
+from draftlab.core.verify import PATH_VERIFIERS, VERIFIERS
 from draftlab.core.verify.token import Decision, TokenVerifier
 from draftlab.engine import policy
 from draftlab.engine.generate import GREEDY, generate
@@ -25,6 +25,7 @@ from draftlab.engine.speculate import Decoded, speculate
 from draftlab.errors import UserError
 from draftlab.models import LanguageModel, load_model
 from draftlab.models.llama import Llama, LlamaCache, LlamaConfig
+from draftlab.models.medusa import Medusa
 
 EOS = 4
 
@@ -355,6 +356,10 @@ def test_real_model_with_its_first_layers_as_draft(shared: Path) -> None:
         ({"sampling": Sampling(1.0), "generator": None}, "sampling without a generator"),
         ({"num_drafts": 2, "draft_sampling": [GREEDY] * 3}, "3 draft samplings for 2 drafts"),
         (
+            {"num_drafts": 2, "verifier": "traversal", "sampling": Sampling(1.0), "tail": PATH_VERIFIERS["block"]},
+            "traversal verifies whole",
+        ),
+        (
             {"num_drafts": 2, "verifier": "k_seq", "draft_sampling": [GREEDY, Sampling(1.0)]},
             "k_seq needs drafts of one distribution",
         ),
@@ -433,6 +438,37 @@ def test_a_drafted_tree_has_the_targets_distribution(tree: Tree, verifier: str) 
         max_new_tokens=3, eos_ids=[], sampling=sampling, generator=torch.Generator().manual_seed(2),
     )  # fmt: skip
     check_distribution(answers_of(decoded), exact_distribution(target, prompt, sampling, 3, eos_ids=()))
+
+
+@pytest.mark.parametrize("verifier", ["rrs", "greedy"])
+def test_a_sibling_that_repeats_a_shorter_leaf_adds_no_draft(verifier: str) -> None:
+    """One token can be drafted, so the second child of the root repeats the first, which is a leaf. Below the second are other nodes."""
+    target, draft = make(1, vocab=4), near(make(1, vocab=4), 0.6)
+    tree, sampling = Tree.of_parents([-1, 0, 0, 2, 2, 4]), Sampling(1.3, top_k=3)
+    decoded = decode(
+        [[1, 2, 3]] * 6000, target, draft, draft_len=tree.depth, num_drafts=tree.leaves, tree=tree, verifier=verifier,
+        max_new_tokens=3, eos_ids=[], sampling=sampling, draft_sampling=Sampling(1.0, top_k=1),
+    )  # fmt: skip
+    check_distribution(answers_of(decoded), exact_distribution(target, [1, 2, 3], sampling, 3, eos_ids=()))
+
+
+UNEVEN = {"tree": Tree.of_parents([-1, 0, 0, 2]), "num_drafts": 2, "draft_len": 2}
+
+
+def test_a_shorter_leaf_is_counted_with_its_own_tokens() -> None:
+    """The draft is the target, so every token that was drafted is accepted."""
+    sampling = Sampling(1.3)
+    decoded = decode(draft=TARGET, verifier="specinfer", sampling=sampling, draft_sampling=sampling, **UNEVEN)
+    for trace in decoded.traces:
+        assert trace.accepted == trace.visited
+        assert sum(trace.overlap) == pytest.approx(sum(trace.visited))
+    assert {drafted for trace in decoded.traces for drafted in trace.drafted} == {1, 2}
+
+
+def test_heads_with_an_uneven_tree_are_refused() -> None:
+    heads = Medusa(TARGET, UNEVEN["tree"])
+    with pytest.raises(UserError, match="the heads' tree is uneven"):
+        decode(draft=heads, draft_len=2, num_drafts=2)
 
 
 def test_the_target_reads_each_token_of_a_tree_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,8 +128,8 @@ def draft_tokens(draft_probs: Tables, drafting: Drafting, generator: Generator) 
 
 
 def greedy_tokens(draft_probs: Float64[Tensor, "*batch vocab"], num: int) -> Int64[Tensor, "*batch {num}"]:
-    """The ``num`` most probable tokens, the most probable first."""
-    return draft_probs.topk(num, -1).indices
+    """The ``num`` most probable tokens, or all if there are fewer, the most probable first."""
+    return draft_probs.topk(min(num, draft_probs.shape[-1]), -1).indices
 
 
 def check_support(draft_probs: Float64[Tensor, "*batch vocab"], num_drafts: int) -> None:

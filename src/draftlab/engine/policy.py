@@ -121,6 +121,11 @@ def make_policy(
             name = tail.name if tail else "a verifier of whole sequences"
             remedy = "use a verifier of one position, without a tail"
             raise UserError(f"{name} does not verify the nodes of a tree", remedy=remedy)
+    elif isinstance(token_verifier, TreeVerifier) and tail is not None:
+        raise UserError(f"{verifier.name} verifies whole sequences", remedy="give no tail")
+    if heads and heads.tree.nodes != Tree.of_widths(heads.tree.widths).nodes:
+        remedy = "give a tree in which all nodes of a depth have as many children (Tree.of_widths)"
+        raise UserError("the heads' tree is uneven", remedy=remedy)
     is_distinct = policy.drafting in DISTINCT
     if heads and heads.tree.leaves > 1 and not policy.is_greedy and not is_distinct:
         raise UserError("siblings in a tree are distinct, but this verifier allows repeats", remedy="use rrs or greedy")
@@ -161,7 +166,12 @@ def judge(proposal: Proposal, logits: Float[Tensor, "batch drafts positions voca
     shared = target_probs[rows, path, :-1].minimum(draft_probs[rows, path])
     overlap_repo = shared.gather(-1, chosen[..., None])[..., 0]
     parts = (chosen, path, accepted, token, shared.sum(-1), overlap_repo)
-    return Verdict(*(part.tolist() for part in parts))
+    verdict = Verdict(*(part.tolist() for part in parts))
+    if policy.tree is None:
+        return verdict
+    sizes = policy.tree.exists.sum(-1).tolist()
+    drafted = [row[: sizes[leaf]] for row, leaf in zip(verdict.drafted, verdict.path, strict=True)]
+    return verdict._replace(drafted=drafted)
 
 
 def _judge_greedy(

@@ -9,7 +9,8 @@ probability target(y), and drafted and accepted with probability min(target, dra
 ``walk`` sums over these accept flags exactly, without sampling. Its counts are conditional expectations given the text: unbiased, with less
 variance than live decoding, and equal to the counts of live decoding if the flags are 0 or 1, as at temperature 0. With block
 verification, the first i tokens of a block are accepted with probability min over j <= i of prod_{l <= j} draft(y_l)/target(y_l),
-capped at 1 (the path weight of Sun et al. 2025, Eq. 4, divided by the probability of the text).
+capped at 1 (the path weight of Sun et al. 2025, Eq. 4, divided by the probability of the text). Whether the next position is visited then
+depends on the token that was drafted, so ``overlap_repo`` is that of a token drafted at random, not the expected count of live decoding.
 """
 
 from __future__ import annotations

@@ -196,6 +196,8 @@ def _prefix_acceptance(
         raise UserError(f"draft_len is {draft_len}", remedy="draft at least 1 token")
     if widths is not None and (len(widths) != draft_len or len(groups) > 1):
         raise UserError(f"widths {list(widths)} for {draft_len} tokens", remedy="give one per token, and one group")
+    if widths is not None and tail is not None:
+        raise UserError("a tail verifies no sequence that branches", remedy="give either widths or a tail")
     request, left = places_in(lengths)
     accepted = np.zeros((len(request), draft_len + 1))
     accepted[:, 0] = 1.0
@@ -280,23 +282,26 @@ def ceiling(
     **Arguments:**
     - `best`: the best acceptance of K drafts at each position (``optimum_iid``); it bounds the first token of a block.
 
-    A later prefix x of i tokens is one of K i.i.d. draws with probability at most ``min_H 1 + q(H) - p(H)^K`` over sets of prefixes (``optimum_iid``
-    again). Since ``p^K >= K c^(K-1) p - (K-1) c^K`` for any c, ``1 + (K-1) c^K - l + E_q min(1, l p(x)/q(x))`` with ``l = K c^(K-1)`` is a bound that
-    texts of the target estimate without bias. The best c of ``LEVELS`` is chosen for each depth and each of five classes of ``best``, for each
-    half of the requests on the other half, since a choice on the same texts would make the bound too low.
+    A prefix x of i tokens is one of K i.i.d. draws with probability at most ``min_H 1 + q(H) - p(H)^K`` over sets of prefixes (``optimum_iid``
+    again), and one that does not end the text with at most ``min_H 1 + q(H and no end) - p(H)^K`` over sets that contain all ends. Since
+    ``p^K >= K c^(K-1) p - (K-1) c^K`` for any c, ``1 + (K-1) c^K - l + E_q [no end] min(1, l p(x)/q(x))`` with ``l = K c^(K-1)`` is a bound that texts
+    of the target estimate without bias. For each depth and each of five classes of ``best``, the best c of ``LEVELS`` (or ``best`` itself, at
+    the first depth) is chosen, for each half of the requests on the other half, since a choice on the same texts would make the bound too low.
     """
     length = np.asarray(lengths, dtype=np.int64)
     request, left = places_in(length)
     starts = block_starts(_prefix_acceptance(survived, length, (num_drafts,), draft_len), length)
-    most, path = 1.0 + np.where(left > 1, best, 0.0), survived.ratio[0]
+    most, path = np.ones((2, len(left)))
     classes = np.digitize(best, np.quantile(best, [0.2, 0.4, 0.6, 0.8]))
     slope = num_drafts * LEVELS ** (num_drafts - 1)
     fixed = 1 + (num_drafts - 1) * LEVELS**num_drafts - slope
-    for depth in range(1, draft_len):
+    for depth in range(draft_len):
         path = path * ahead(survived.ratio[0], depth)
-        bound = fixed + np.minimum(1, slope * path[:, None])
+        bound = fixed + np.minimum(1, slope * path[:, None]) * (left > depth + 1)[:, None]
+        if depth == 0:
+            bound = np.column_stack([bound, best])
         for number, half in itertools.product(range(5), range(2)):
-            alike = (classes == number) & (left > depth + 1)
+            alike = classes == number
             other = alike & (request % 2 != half)
             level = (starts[other] @ bound[other]).argmin() if other.any() else -1
             rows = alike & (request % 2 == half)

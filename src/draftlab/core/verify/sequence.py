@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Generator, Tensor
 
-from draftlab.core.sampling import Tokens, draw, restrict
+from draftlab.core.sampling import DISTINCT, Tokens, draw, restrict
 from draftlab.core.tree import Tree
 from draftlab.core.verify.path import PathVerifier
 from draftlab.core.verify.token import TokenVerifier
@@ -99,6 +99,9 @@ def verify_sequences(
             agrees = active[rows] & (tokens[rows, :, depth] == emitted[:, None])
             if tree is not None:
                 agrees &= tree.exists[:, depth].to(active.device)
+                if verifier.drafting in DISTINCT:
+                    chosen = (voters[rows] & agrees).int().argmax(-1)
+                    agrees &= _below(tree, depth, chosen)
             goes_on = agrees.any(-1)
             active[rows[goes_on]] = agrees[goes_on]
             accepted[rows[goes_on]] += 1
@@ -108,6 +111,12 @@ def verify_sequences(
     if len(whole):
         token[whole] = draw(target_probs[whole, path[whole], accepted[whole]], 1, generator)[:, 0]
     return Outcome(path, accepted, token)
+
+
+def _below(tree: Tree, depth: int, leaf: Int64[Tensor, " rows"]) -> Bool[Tensor, "rows leaves"]:
+    """Which leaves share the node of ``leaf`` at this depth. Below a sibling that repeats its token there is no other draft."""
+    first = tree.first[:, depth].to(leaf.device)
+    return first == first[leaf][:, None]
 
 
 def sequences_distribution(
@@ -132,6 +141,8 @@ def sequences_distribution(
         exists = active if tree is None else active & tree.exists[:, min(depth, tree.depth - 1)]
         for token, chance in enumerate(emitted.tolist()):
             agrees = exists & (tokens[:, depth] == token) if bool(voters.any()) else torch.zeros_like(active)
+            if tree is not None and verifier.drafting in DISTINCT and bool(agrees.any()):
+                agrees &= _below(tree, depth, (voters & agrees)[None].int().argmax(-1))[0]
             if chance > 0 and bool(agrees.any()):
                 descend((*prefix, token), agrees, reached * chance)
             elif chance > 0:
