@@ -109,6 +109,35 @@ def test_results_of_tools_reasoning_and_tools_are_counted(tmp_path: Path) -> Non
     assert check.check(file, max_chars=150).kept == 3  # reasoning counts, because the model reads it
 
 
+def test_prompts_before_a_message_that_cannot_be_read_are_counted(tmp_path: Path) -> None:
+    asked, picture = {"role": "user", "content": "And?"}, {"type": "image_url", "image_url": {"url": "x"}}
+    rows: list[dict[str, object]] = [
+        {"messages": [asked]},
+        {"messages": [asked, {"role": "user", "content": [picture]}]},
+    ]
+    report = check.check(write(tmp_path / "log.jsonl", rows))
+    assert (report.kept, report.cut) == (2, 1)
+    assert "before a message that cannot be read" in check.table(report)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"system": "You are ACME support."},
+        {"messages": [{"role": "user", "content": "What?"}]},
+        {"history": [["a", "b"]]},
+        {"tools": [{"name": "add"}]},
+        {"context": "A passage."},
+    ],
+)
+def test_a_row_that_says_more_than_a_dataset_is_the_users_traffic(tmp_path: Path, more: dict[str, object]) -> None:
+    rows = [{"question": f"What is {number}?", "answer": "a"} for number in range(4)]
+    file = write(tmp_path / "rows.jsonl", rows)
+    assert formats.detect(read_rows(file)) == "gsm8k"
+    assert formats.detect(read_rows(write(file, [{**row, **more} for row in rows]))) == "prompts"
+    assert formats.detect(read_rows(write(file, [{**row, **dict.fromkeys(more)} for row in rows]))) == "gsm8k"
+
+
 def test_the_other_file_has_a_format_of_its_own(tmp_path: Path) -> None:
     questions = write(tmp_path / "gsm8k.jsonl", [{"question": q, "answer": "1"} for q in "abc"])
     mine = write(tmp_path / "mine.jsonl", [{"prompt": q} for q in "bcd"])

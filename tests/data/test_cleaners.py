@@ -265,6 +265,70 @@ def test_formats_that_other_fields_than_the_prompts_tell(row: dict[str, Any], na
     assert formats.detect([RawRow("f", line, row) for line in range(3)]) == name
 
 
+SPOKEN = [{"role": "system", "content": "Be brief."}, *TURN]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"input": json.dumps(SPOKEN)},
+        {"input": json.dumps({"messages": SPOKEN})},
+        {"messages": json.dumps(SPOKEN)},
+        {"request": json.dumps({"messages": TURN, "system": "Be brief."})},
+        {"body": {"messages": json.dumps(SPOKEN)}},
+        {"prompt": TURN[0]["content"], "system_prompt": "Be brief."},
+        {"input": TURN, "instructions": [{"role": "developer", "content": "Be brief."}]},
+    ],
+)
+def test_a_conversation_may_be_json_text_and_its_system_prompt_beside_it(row: dict[str, object]) -> None:
+    assert cleaners.prompts(row).conversation == SPOKEN
+
+
+@pytest.mark.parametrize("text", ['[{"a": 1}]', '{"a": 1}', "[1, 2]", '{"prompt": "x"}', "[ unfinished"])
+def test_json_that_is_no_conversation_is_a_prompt(text: str) -> None:
+    assert cleaners.prompts({"prompt": text}).text == text
+
+
+@pytest.mark.parametrize("name", ["history", "chat_history"])
+@pytest.mark.parametrize("pairs", [True, False])
+def test_a_history_comes_before_the_prompt(name: str, pairs: bool) -> None:
+    before = [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Hello."}]
+    history: object = [["Hi.", "Hello."]] if pairs else before
+    found = cleaners.prompts({"prompt": "So?", "system": "Be brief.", name: history, "output": "a"})
+    assert found.conversation == [SPOKEN[0], *before, {"role": "user", "content": "So?"}]
+    assert (found.text, found.reference) == ("So?", "a")
+
+
+def test_a_row_whose_history_is_elsewhere_is_rejected() -> None:
+    with pytest.raises(BadRow, match="previous_response_id"):
+        cleaners.prompts({"input": "So?", "previous_response_id": "resp_1"})
+
+
+def test_the_space_around_a_prompt_is_the_users() -> None:
+    assert cleaners.prompts({"prompt": "def f(x):\n    "}).text == "def f(x):\n    "
+    with pytest.raises(BadRow, match="prompt is empty"):
+        cleaners.prompts({"prompt": " \n"})
+
+
+def test_a_passage_comes_before_its_question() -> None:
+    assert cleaners.prompts({"question": "Who?", "context": "She."}).text == "She.\n\nWho?"
+    assert cleaners.prompts({"instruction": "Who?", "context": "She."}).text == "Who?\nShe."
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"response": {"content": [{"type": "text", "text": "Paris."}], "role": "assistant"}},
+        {"response": {"output": [{"type": "reasoning"}, {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Paris."}]}]}},
+        {"output": {"role": "assistant", "content": "Paris."}},
+        {"output": json.dumps({"role": "assistant", "content": "Paris."})},
+        {"response": {"body": {"choices": [{"text": "Paris."}]}}},
+    ],
+)  # fmt: skip
+def test_answers_of_other_servers(answer: dict[str, object]) -> None:
+    assert cleaners.prompts({"messages": TURN, **answer}).reference == "Paris."
+
+
 SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}}
 ADD = {"name": "add", "description": "Adds."}
 OFFERED = [{"type": "function", "function": {**ADD, "parameters": SCHEMA}}]

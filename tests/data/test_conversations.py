@@ -177,6 +177,65 @@ def test_what_an_assistant_thought_is_read_wherever_it_stands(fields: dict[str, 
     assert [message.get("reasoning_content") for message in said_by_it if len(message) > 1] == [want] * bool(want)
 
 
+@pytest.mark.parametrize(
+    ("messages", "want"),
+    [
+        (  # ShareGPT's files with tools
+            [
+                {"from": "human", "value": "2 + 3?"},
+                {"from": "function_call", "value": '{"name": "add", "arguments": {"x": 2}}'},
+                {"from": "observation", "value": "5"},
+            ],
+            [ASKED, {"role": "assistant", "content": "", "tool_calls": [call("add", x=2)]}, {"role": "tool", "content": "5"}],
+        ),
+        (
+            [{"role": "User", "content": "2 + 3?"}, {"role": "model", "content": "5"}, {"role": "USER", "content": "So?"}],
+            [ASKED, {"role": "assistant", "content": "5"}, {"role": "user", "content": "So?"}],
+        ),
+        (
+            [ASKED, {"role": "assistant", "content": None, "refusal": "No."}, {"role": "user", "content": "So?"}],
+            [ASKED, {"role": "assistant", "content": "No."}, {"role": "user", "content": "So?"}],
+        ),
+        (
+            [ASKED, {"role": "assistant", "content": [{"type": "reasoning", "text": "hm"}, {"type": "refusal", "refusal": "No."}]}, {"role": "user", "content": "So?"}],
+            [ASKED, {"role": "assistant", "content": "No.", "reasoning_content": "hm"}, {"role": "user", "content": "So?"}],
+        ),
+        ([ASKED, {"role": "assistant", "content": "a\n"}, {"role": "user", "content": " b "}], [ASKED, *said(("assistant", "a\n"), ("user", " b "))]),
+    ],
+)  # fmt: skip
+def test_messages_in_other_spellings(messages: list[object], want: list[object]) -> None:
+    assert last_request(messages).conversation == want
+
+
+PICTURE = {"type": "image_url", "image_url": {"url": "x"}}
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        {"role": "user", "content": [{"type": "text", "text": "And this?"}, PICTURE]},
+        {"role": "tool", "content": [PICTURE]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": [{"type": "image"}]}]},
+        {"type": "function_call_output", "call_id": "a", "output": [{"type": "input_image"}]},
+        {"role": "assistant", "content": [PICTURE]},
+        {"role": "robot", "content": "b"},
+    ],
+)
+def test_a_conversation_ends_before_what_cannot_be_read(last: dict[str, object]) -> None:
+    found = last_request([ASKED, {"role": "assistant", "content": "5"}, last, {"role": "user", "content": "So?"}])
+    assert (found.text, found.reference, found.meta) == (ASKED["content"], "5", {"turns": 1, "cut": True})
+
+
+def test_a_response_beside_a_conversation_that_ends_with_a_thought() -> None:
+    thought = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]}
+    assert last_request([ASKED, thought], response="5").reference == "5"
+    assert last_request([ASKED, {"role": "assistant", "content": "4"}], response="5").reference == "4"
+    only = {"role": "assistant", "content": "", "reasoning_content": "hm"}
+    more = {"role": "user", "content": "So?"}
+    tool = {"role": "tool", "content": "5"}
+    assert conversation_numbers([[ASKED, CALLED, tool, only, more], [ASKED, CALLED, tool, more, only, more]]) == [0, 0]
+
+
 def test_reasoning_that_is_left_out_later_is_still_the_same_conversation() -> None:
     thought, answered = ({"role": "assistant", "content": "5", **more} for more in ({"reasoning_content": "hm"}, {}))
     more = [{"role": "user", "content": text} for text in ("Sure?", "So?")]

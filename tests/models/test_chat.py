@@ -248,6 +248,29 @@ def test_calls_have_the_form_that_the_template_reads(what: str, want: str) -> No
     assert [piece.text for piece in found if not piece.is_template] == ["2 + 3?", "</s>5"]
 
 
+def test_the_form_with_most_calls_is_written() -> None:
+    """Beside a content this template writes none, in whatever form."""
+    calls = [{"function": {"name": "add", "arguments": {}}}]
+    talk = [
+        AGENT[0],
+        *({"role": "assistant", "content": said, "tool_calls": calls} for said in ("", "Wait.")),
+        AGENT[2],
+    ]
+    found = pieces("own", talk, EACH.replace("WHAT", WITHOUT_CONTENT.replace("WHAT", "name")))
+    assert text_of(found) == "2 + 3?|add|Wait.|</s>5|"
+
+
+def test_a_content_that_a_template_refuses_beside_reasoning_and_calls_is_left_out() -> None:
+    refuses = "{% if m.content and m.thinking %}{{ raise_exception('both') }}{% endif %}"
+    both = {**AGENT[1], "content": "Wait.", "reasoning_content": "hm"}
+    template = EACH.replace("WHAT", refuses + "{{ m.content }}{{ m.thinking }}")
+    assert text_of(pieces("own", [AGENT[0], both, AGENT[2]], template)) == "2 + 3?|hm|</s>5|"
+    kept = EACH.replace("WHAT", "{{ m.content }}{{ m.thinking }}")
+    assert text_of(pieces("own", [AGENT[0], both, AGENT[2]], kept)) == "2 + 3?|Wait.hm|</s>5|"
+    with pytest.raises(UserError, match="both"):  # without calls there is no other form
+        pieces("own", [AGENT[0], {"role": "assistant", "content": "a", "reasoning_content": "b"}, AGENT[2]], template)
+
+
 def test_calls_beside_a_content_and_arguments_that_are_text_stay_as_they_are() -> None:
     calls = [{"function": {"name": "add", "arguments": arguments}} for arguments in ("{x", {})]
     talk = [AGENT[0], {"role": "assistant", "content": "Wait.", "tool_calls": calls}, AGENT[2]]

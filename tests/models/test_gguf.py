@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from draftlab.errors import UserError
 from draftlab.latency.self_check import write_toy
-from draftlab.models import load_model
+from draftlab.models import load_model, load_tokenizer
 from draftlab.models.gguf import export
 from draftlab.models.llama_cpp import LlamaCpp
+from draftlab.models.tokenizer import train_tokenizer
+from tests.pair import small_llama
 
 IDS = [1, *np.random.default_rng(0).integers(4, 320, 40).tolist()]
 TEXTS = [
@@ -159,6 +162,17 @@ def test_text_is_tokenized_as_by_the_tokenizer(tmp_path: Path) -> None:
             raw, buffer = text.encode(), (ctypes.c_int32 * 256)()
             count = lib.llama_tokenize(vocabulary, raw, len(raw), buffer, 256, False, False)
             assert list(buffer[:count]) == tokenizer.encode(text).ids, text
+
+
+@pytest.mark.parametrize("tools", [None, "{{ tools }}"])
+def test_the_chat_template_goes_along(tmp_path: Path, tools: str | None) -> None:
+    folder = tmp_path / "model"
+    small_llama(32, 0).save(folder)
+    trained = train_tokenizer(["one two three"] * 20, vocab_size=300)
+    dataclasses.replace(trained, chat_template="{{ messages }}", tool_template=tools).save(folder)
+    export(folder, tmp_path / "model.gguf")
+    found = load_tokenizer(tmp_path / "model.gguf")
+    assert (found.chat_template, found.tool_template) == ("{{ messages }}", tools)
 
 
 def test_a_draft_gets_the_vocabulary_of_its_target(tmp_path: Path) -> None:

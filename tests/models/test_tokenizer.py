@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
+import tokenizers
 
 from draftlab.errors import UserError
 from draftlab.models import Tokenizer, check_same_tokenizer, load_tokenizer, shared_tokenizer
@@ -138,6 +139,31 @@ def test_broken_folders_are_refused(
 def test_a_vocabulary_without_room_for_all_bytes_is_refused() -> None:
     with pytest.raises(UserError, match="vocab_size 100 is too small"):
         train_tokenizer(TEXTS, vocab_size=100)
+
+
+def test_a_token_takes_the_space_beside_it_where_its_flags_say_so(trained):
+    """As in transformers: Phi-3's <|end|> takes the line break after it, and a mask the space before it."""
+    backend = tokenizers.Tokenizer.from_str(trained.backend.to_str())
+    backend.add_special_tokens(
+        [
+            tokenizers.AddedToken("<|end|>", rstrip=True, special=True),
+            tokenizers.AddedToken("<mask>", lstrip=True, special=True),
+        ]
+    )
+    chat = "{% for m in messages %}<|end|>\n{{ m['content'] }} \n<mask> \n<|end|>{% endfor %}"
+    tokenizer = dataclasses.replace(trained, backend=backend, chat_template=chat)
+    for text in ("hello there", "  hello"):
+        backend.encode_special_tokens = False
+        want = backend.encode(f"<|end|>\n{text} \n<mask> \n<|end|>", add_special_tokens=False).ids
+        backend.encode_special_tokens = True
+        assert tokenizer.encode_prompt(text, "own") == [BOS, *want]
+
+
+def test_token_ids_with_gaps_count_up_to_the_largest(trained):
+    content = json.loads(trained.backend.to_str())
+    content["model"]["vocab"]["far"] = 900
+    backend = tokenizers.Tokenizer.from_str(json.dumps(content))
+    assert dataclasses.replace(trained, backend=backend).vocab_size == 901
 
 
 def test_special_tokens_of_a_template_are_special_and_those_of_a_user_are_text(trained):

@@ -188,3 +188,9 @@ def test_every_job_of_the_papers_scale_that_opens_a_model_on_a_gpu_requests_one(
                 found.add(experiment.stage)
     assert found >= {"blocks", "live", "trees", "offline", "online", "latency_alpha", "verifier_cost"}
     assert [stage for stage in sorted(found) if not paper.settings.asked(stage).gpu] == []
+
+
+@pytest.mark.parametrize("more", [{"gpus": 0}, {"gpus": -1}, {"prompt": 0}])
+def test_numbers_that_cannot_be_are_refused(more: dict[str, int]) -> None:
+    with pytest.raises(UserError, match=r"--(gpus|prompt) is -?\d"):
+        outlook.show(config=("scale=paper",), **more)

@@ -476,6 +476,14 @@ def test_a_server_is_asked_twice_and_the_difference_is_judged() -> None:
             next(monitor.watch(url, 0))
 
 
+def test_a_file_without_records_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "a"}\n' * 3)
+    with pytest.raises(UserError, match="no record of speculation in it"):
+        list(monitor.watch(str(tmp_path / "prompts.jsonl"), 0))
+    with pytest.raises(UserError, match=r"--over is for a server's /metrics"):
+        list(monitor.watch(str(tmp_path / "prompts.jsonl"), 3))
+
+
 @pytest.mark.parametrize("over", [-1.0, float("inf"), float("nan")])
 def test_a_time_that_cannot_be_waited_is_refused(over: float, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"--over is .* seconds"):

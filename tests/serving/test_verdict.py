@@ -20,7 +20,7 @@ from draftlab.files.json_files import write_json, write_jsonl
 from draftlab.models import load_model
 from draftlab.models.lookup import Lookup
 from draftlab.models.ngrams import Ngrams
-from draftlab.report.verdict import VerdictSettings, commands, lines, page, run
+from draftlab.report.verdict import VerdictSettings, alone, commands, lines, page, run
 from draftlab.report.verdict import judge as judge_run
 from draftlab.serving import verdict
 from draftlab.serving.costs import BlockCosts, from_probes
@@ -576,6 +576,19 @@ def test_bad_input_is_one_clear_error(tmp_path: Path, rows: list[str], more: dic
     asked = VerdictSettings(traffic=answer_file(tmp_path, rows), target="no/such", **more)  # type: ignore[arg-type]
     with pytest.raises(UserError, match=message):
         run(asked, tmp_path / "out")
+
+
+def test_two_verdicts_on_one_run_do_not_disturb_each_other(tmp_path: Path):
+    with alone(tmp_path / "results/verdict-a"):
+        with (
+            pytest.raises(UserError, match="another verdict on it is under way"),
+            alone(tmp_path / "results/verdict-a"),
+        ):
+            raise AssertionError
+        with alone(tmp_path / "results/verdict-b"):
+            pass
+    with alone(tmp_path / "results/verdict-a"):
+        pass
 
 
 def test_conversations_and_prompts_that_the_target_cannot_read_are_counted(tmp_path: Path):

@@ -1,11 +1,13 @@
 """Small models made on the spot: they learn, are the same for a seed, and refuse what cannot work."""
 
+import dataclasses
 import json
 import shutil
 from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
 from draftlab.data.prompts import Prompt
 from draftlab.engine import answering
@@ -13,7 +15,8 @@ from draftlab.engine.answers import Answer
 from draftlab.engine.settings import Answers, Recipe
 from draftlab.errors import UserError
 from draftlab.files.json_files import read_object, write_json, write_jsonl
-from draftlab.models import load_model, load_tokenizer
+from draftlab.models import load_model, load_tokenizer, shared_tokenizer
+from draftlab.models.llama import Llama
 from draftlab.train import pretrain
 
 RECIPE = Recipe(hidden=16, layers=1, heads=2, ffn=32, context=64, vocabulary=320, steps=30, batch=8, documents=100)
@@ -123,6 +126,41 @@ def test_a_draft_with_more_padding_than_its_target_is_refused(made, tmp_path):
     recipe = RECIPE.model_copy(update={"model": str(padded)})
     with pytest.raises(UserError, match="share 320 tokens, but padded to 320 and 384"):
         pretrain.make_draft(recipe, tokenizer=made / "target", template=TEMPLATE, out=tmp_path / "draft")
+
+
+@pytest.mark.parametrize("design", ["scratch", "pca", "pruned"])
+def test_a_draft_has_the_padding_of_its_target(made, tmp_path, design):
+    config = dataclasses.replace(load_model(made / "target").config, vocab_size=384, num_hidden_layers=2)
+    Llama(config).initialise(torch.Generator().manual_seed(0)).save(tmp_path / "wide")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(made / "target" / name, tmp_path / "wide")
+    recipe = RECIPE.model_copy(update={"steps": 2, "design": design})
+    more = {} if design == "scratch" else {"target": tmp_path / "wide"}
+    pretrain.make_draft(recipe, tokenizer=tmp_path / "wide", template=TEMPLATE, out=tmp_path / "draft", **more)
+    assert load_model(tmp_path / "draft").vocab_size == 384
+    shared_tokenizer(tmp_path / "wide", tmp_path / "draft")
+
+
+def test_a_checkpoint_of_another_head_or_target_is_not_resumed(made, tmp_path, monkeypatch):
+    identities, fit = [], pretrain.training.fit
+
+    def watched(*given, identity, **more):
+        identities.append(identity)
+        return fit(*given, identity=identity, **more)
+
+    for number, name in enumerate(("one", "other")):
+        two_layers = RECIPE.model_copy(update={"steps": 1, "layers": 2, "seed": number})
+        make_target(made, two_layers, TEMPLATE, tmp_path / name)
+    monkeypatch.setattr(pretrain.training, "fit", watched)
+    encode = load_tokenizer(made / "tokenizer").encode
+    sources = (*[tmp_path / "one"] * 3, tmp_path / "other")
+    for number, (target, words) in enumerate(zip(sources, (" one", " one", " two", " one"), strict=True)):
+        write_jsonl(tmp_path / "answers.jsonl", [Answer("0", [1], encode(words), False)])
+        recipe = RECIPE.model_copy(update={"design": "pruned", "head": 8, "steps": 1})
+        answers = (tmp_path / "answers.jsonl",)
+        make_draft(made, recipe, tmp_path / f"draft{number}", answers=answers, target=target)
+    assert identities[0] == identities[1]
+    assert len(set(identities)) == 3
 
 
 def test_a_pickle_that_is_no_checkpoint_is_refused(made, tmp_path, monkeypatch):

@@ -14,6 +14,7 @@ from tokenizers import pre_tokenizers
 
 from draftlab.data import classify, cleaners, companions, formats, registry
 from draftlab.data.cleaners import CLEANERS
+from draftlab.data.conversations import CUT
 from draftlab.data.prompts import Prompt, Rejection
 from draftlab.data.readers import excerpt, read_rows
 from draftlab.data.splits import Options, digest
@@ -39,7 +40,7 @@ class Lengths:
 class Report:
     """The contents of a file. ``conversations`` are prompts with messages before them, which the model reads too.
 
-    Of all prompts, ``results`` are the result of a tool, ``with_reasoning`` hold an assistant's reasoning, and ``with_tools`` offer tools.
+    Of all prompts, ``cut`` come before a message that cannot be read, ``results`` are the result of a tool, ``with_reasoning`` hold an assistant's reasoning, and ``with_tools`` offer tools.
     """
 
     file: str
@@ -50,6 +51,7 @@ class Report:
     first_rejected: dict[str, str]
     first_prompt: str
     conversations: int
+    cut: int
     results: int
     with_reasoning: int
     with_tools: int
@@ -90,7 +92,7 @@ def check(
     rejected: Counter[str] = Counter()
     first: dict[str, str] = {}
     first_prompt = ""
-    read = duplicates = overlap = specials = conversations = results = with_reasoning = with_tools = 0
+    read = duplicates = overlap = specials = conversations = cut = results = with_reasoning = with_tools = 0
     lengths, reference_lengths, sample = array("I"), array("I"), list[str]()
     for record in _records(file, name, max_chars):
         read += 1
@@ -101,6 +103,7 @@ def check(
         whole = record.whole
         first_prompt = first_prompt or excerpt(record.text)
         conversations += len(record.messages) > 1
+        cut += CUT in record.meta
         results += record.messages[-1]["role"] == "tool"
         with_reasoning += any("reasoning_content" in message for message in record.messages)
         with_tools += bool(record.tools)
@@ -123,6 +126,7 @@ def check(
         first_rejected=first,
         first_prompt=first_prompt,
         conversations=conversations,
+        cut=cut,
         results=results,
         with_reasoning=with_reasoning,
         with_tools=with_tools,
@@ -182,6 +186,7 @@ def table(report: Report) -> str:
         ("prompts kept", report.kept),
         ("first prompt", report.first_prompt or "none"),
         ("after other messages", report.conversations),
+        ("before a message that cannot be read", report.cut),
         ("the result of a tool", report.results),
         ("with an assistant's reasoning", report.with_reasoning),
         ("with tools to call", report.with_tools),

@@ -16,7 +16,7 @@ from draftlab.data.conversations import answered, first_request, last_request
 from draftlab.data.fields import BadRow, Cleaned, Row, as_text, items_of, labels, mapping_of, maybe_text, text_of
 from draftlab.data.formats import ANSWER_FIELDS, CONVERSATION_FIELDS, DETECT, PROMPT_FIELDS, RETRIEVED, detect
 from draftlab.data.prompts import Prompt, Rejection
-from draftlab.data.readers import RawRow, excerpt
+from draftlab.data.readers import RawRow, decoded, excerpt
 from draftlab.data.tools import offered_in
 
 Cleaner = Callable[[Row], Cleaned]
@@ -152,9 +152,12 @@ def prompts(row: Row) -> Cleaned:
 
     Of a conversation, the request is the last turn of the user or of a tool, and the model reads all of it up to there.
     """
-    for name in ("proxy_server_request", "request", "body", "input"):
+    row = _unpacked(row)
+    for name in LOGGED:
         if isinstance(row.get(name), Mapping):
-            row = {**row, **row[name]}
+            row = _unpacked({**row, **row[name]})
+    if row.get("previous_response_id"):
+        raise BadRow("previous_response_id: the rest of the conversation is not in the row")
     system, tools = _system(row), offered_in(row)
     if (conversation := _conversation(row)) is not None:
         request = last_request(conversation, system, answered(row))
@@ -164,14 +167,48 @@ def prompts(row: Row) -> Cleaned:
             return Cleaned(as_text(items_of(row, name)[0], name), None, labels(row))
     field = next((name for name in PROMPT_FIELDS if isinstance(row.get(name), str)), None)
     text = text_of(row, *([field] if field else PROMPT_FIELDS))
-    if retrieved := next((row[name] for name in RETRIEVED if row.get(name)), None):
+    text = row[field] if field else text  # with the space around it, which the model reads
+    places = RETRIEVED if "instruction" in row else (*RETRIEVED, "context")
+    if retrieved := next((row[name] for name in places if row.get(name)), None):
         text = f"{_passages(retrieved)}\n\n{text}"
     if "instruction" in row and (context := maybe_text(row, "input", "context")):
         text = f"{text}\n{context}"
     texts = (maybe_text(row, name) for name in ANSWER_FIELDS if isinstance(row.get(name), str))
-    asked = {"role": "user", "content": text}
-    said = [{"role": "system", "content": system}, asked] if system else []
-    return Cleaned(text, next(filter(None, texts), None) or answered(row), labels(row), said, tools)
+    answer = next(filter(None, texts), None) or answered(row)
+    request = last_request([*_history(row), {"role": "user", "content": text}], system)
+    return Cleaned(request.text, answer, labels(row), request.conversation, tools)
+
+
+LOGGED = ("proxy_server_request", "request", "body", "input")
+"""Fields of logs that hold a request."""
+
+
+def _unpacked(row: Row) -> Row:
+    """The row with requests and conversations that it holds as JSON text, as tables do, as objects."""
+    unpacked = {}
+    for name in {*LOGGED, *CONVERSATION_FIELDS, *PROMPT_FIELDS, "output", "response", "history", "chat_history"}:
+        value = row.get(name)
+        if not isinstance(value, str) or not value.lstrip().startswith(("[", "{")):
+            continue
+        held = decoded(value)
+        messages = held if isinstance(held, list) else [held]
+        if all(isinstance(message, Mapping) and {"role", "from"} & message.keys() for message in messages) or (
+            isinstance(held, Mapping) and any(isinstance(held.get(field), list) for field in CONVERSATION_FIELDS)
+        ):
+            unpacked[name] = held
+    return {**row, **unpacked} if unpacked else row
+
+
+def _history(row: Row) -> list[Mapping[str, object]]:
+    """The turns before a prompt: messages, or pairs of what the user and the assistant said."""
+    value = next((row[name] for name in ("history", "chat_history") if row.get(name)), None)
+    said: list[Mapping[str, object]] = []
+    for turn in value if isinstance(value, list) else []:
+        if isinstance(turn, list) and len(turn) == 2:
+            said += [{"role": role, "content": text} for role, text in zip(("user", "assistant"), turn, strict=True)]
+        else:
+            said.append(mapping_of(turn, "a turn of the history"))
+    return said
 
 
 def _conversation(row: Row) -> object:
@@ -186,10 +223,10 @@ def _conversation(row: Row) -> object:
 
 
 def _system(row: Row) -> str | None:
-    """The system prompt beside a request: a text (OpenAI's ``instructions``), or a list of parts (Anthropic's ``system``)."""
-    value = next((row[name] for name in ("system", "instructions") if row.get(name)), None)
+    """The system prompt beside a request: a text (OpenAI's ``instructions``), a list of parts (Anthropic's ``system``), or messages."""
+    value = next((row[name] for name in ("system", "system_prompt", "instructions") if row.get(name)), None)
     if isinstance(value, list):
-        parts = (part.get("text") if isinstance(part, Mapping) else part for part in value)
+        parts = (part.get("text", part.get("content")) if isinstance(part, Mapping) else part for part in value)
         value = "\n".join(part for part in parts if isinstance(part, str))
     return as_text(value, "system") if isinstance(value, str) and value.strip() else None
 

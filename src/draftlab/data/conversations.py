@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from draftlab.data.fields import BadRow, Cleaned, Row, as_text, mapping_of
-from draftlab.data.readers import well_formed
+from draftlab.data.readers import decoded, well_formed
 from draftlab.data.tools import CALLS, calls_in
 
 Role = Literal["system", "user", "assistant", "tool"]
@@ -18,8 +18,8 @@ Role = Literal["system", "user", "assistant", "tool"]
 ROLES: dict[str, Role] = {
     "system": "system", "developer": "system",
     "user": "user", "human": "user", "prompter": "user",
-    "assistant": "assistant", "gpt": "assistant", "chatgpt": "assistant", "bard": "assistant", "bing": "assistant",
-    "tool": "tool", "function": "tool", "ipython": "tool",
+    "assistant": "assistant", "gpt": "assistant", "chatgpt": "assistant", "bard": "assistant", "bing": "assistant", "model": "assistant",
+    "tool": "tool", "function": "tool", "ipython": "tool", "observation": "tool", "tool_response": "tool",
 }  # fmt: skip
 
 
@@ -101,7 +101,10 @@ def _turns(message: Row) -> list[Turn]:
             return [Turn("assistant", "", reasoning=_reasoning(message))]
         case str() if not {"role", "from"} & message.keys():
             return []  # calls of the server's own tools
-    name = as_text(message.get("role", message.get("from")), "role")
+    name = as_text(message.get("role", message.get("from")), "role").lower()
+    if name in CALLS:  # as ShareGPT's files name a call
+        call = decoded(as_text(message.get("content", message.get("value")), "a call of a tool"))
+        return [Turn("assistant", "", calls_in({"tool_calls": call if isinstance(call, list) else [call]}))]
     if name not in ROLES:
         raise BadRow("unknown role", repr(name))
     role, content = ROLES[name], message.get("content", message.get("value"))
@@ -113,12 +116,15 @@ def _turns(message: Row) -> list[Turn]:
         others = [part for part in content if part not in results and part != {"type": "text", "text": ""}]
         return [*found, Turn(role, _text(others, name))] if others or not found else found
     if role == "assistant":
-        return [Turn(role, _text(content, name), calls_in(message), reasoning=_reasoning(message))]
+        said = _text(content, name) or _text(message.get("refusal"), name)
+        return [Turn(role, said, calls_in(message), reasoning=_reasoning(message))]
     return [Turn(role, _text(content, name))]
 
 
 def _result(message: Row, content: Any, call: Any) -> Turn:
     """A tool's result, which may be empty."""
+    if isinstance(content, list) and any(_kind(part) in PICTURES for part in content):
+        raise BadRow("a picture where text is expected")
     names = (call, message.get("name"))
     call_id, name = (value if isinstance(value, str) and well_formed(value) else None for value in names)
     if not isinstance(content, str | list | None):
@@ -133,8 +139,8 @@ REASONING = ("reasoning_content", "reasoning", "thinking")
 def _reasoning(message: Row) -> str:
     """What an assistant thought before it spoke; empty if the message does not tell.
 
-    It is a field beside the content, parts of the content of type ``thinking`` (Anthropic, Mistral), or an item of its own that holds the
-    text or a summary (OpenAI's Responses).
+    It is a field beside the content, parts of the content of type ``thinking`` (Anthropic, Mistral) or ``reasoning``, or an item of its own that
+    holds the text or a summary (OpenAI's Responses).
     """
     content = message.get("content")
     if message.get("type") == "reasoning":
@@ -143,8 +149,8 @@ def _reasoning(message: Row) -> str:
         found = _texts(beside)
     else:
         parts = content if isinstance(content, list) else []
-        thoughts = [part for part in parts if isinstance(part, Mapping) and part.get("type") == "thinking"]
-        found = [text for part in thoughts for text in _texts(part.get("thinking"))]
+        thoughts = [part for part in parts if _kind(part) in THOUGHTS]
+        found = [text for part in thoughts for text in _texts(part.get("thinking", part.get("text")))]
     text = "\n".join(text for text in found if isinstance(text, str))
     return as_text(text, "the reasoning") if text.strip() else ""
 
@@ -153,19 +159,31 @@ def _text(content: Any, name: str) -> str:
     """The text of a message's content, which may come in parts; only a user's must not be empty."""
     is_user = ROLES[name] == "user"
     if isinstance(content, list):
-        texts = _texts(content)
+        if not is_user and any(_kind(part) in PICTURES for part in content):
+            raise BadRow("a picture where text is expected")
+        texts = _texts([part for part in content if _kind(part) not in THOUGHTS])
         if is_user and not all(isinstance(text, str) for text in texts):
             raise BadRow("a part of what the user says is not text")
         content = "\n".join(text for text in texts if isinstance(text, str))
     if not is_user and (content is None or (isinstance(content, str) and not content.strip())):
         return ""
-    return as_text(content, f"the text of {name}")
+    as_text(content, f"the text of {name}")
+    return str(content)  # with the space around it, which the model reads
 
 
 def _texts(content: Any) -> list[Any]:
     """The texts of the parts of a content, with other things where a part has none."""
     parts = content if isinstance(content, list) else [content]
-    return [part.get("text") if isinstance(part, Mapping) else part for part in parts]
+    return [part.get("text", part.get("refusal")) if isinstance(part, Mapping) else part for part in parts]
+
+
+THOUGHTS = ("thinking", "reasoning")
+PICTURES = ("image", "image_url", "input_image")
+"""Types of the parts of a content."""
+
+
+def _kind(part: Any) -> Any:
+    return part.get("type") if isinstance(part, Mapping) else None
 
 
 def first_request(conversation: Any) -> Cleaned:
@@ -174,8 +192,13 @@ def first_request(conversation: Any) -> Cleaned:
     asked = _asked(spoken)
     meta: dict[str, Any] = {"turns": len(asked)}
     if spoken[0].role == "system" and spoken[0].text:
-        meta["system"] = spoken[0].text
-    return Cleaned(spoken[asked[0]].text, _answer(spoken, asked[0]), meta)
+        meta["system"] = spoken[0].text.strip()
+    answer = _answer(spoken, asked[0])
+    return Cleaned(spoken[asked[0]].text.strip(), answer and answer.strip(), meta)
+
+
+CUT = "cut"
+"""In the ``meta`` of a prompt: its conversation ends at a message that cannot be read, before what the row asks."""
 
 
 def last_request(conversation: Any, system: str | None = None, response: str | None = None) -> Cleaned:
@@ -193,8 +216,9 @@ def last_request(conversation: Any, system: str | None = None, response: str | N
     until = [turn for place, turn in enumerate(spoken[: last + 1]) if place >= asked[0] or turn.role == "system"]
     return Cleaned(
         spoken[last].text,
-        _answer(spoken, last) or (response if is_whole and last == len(spoken) - 1 else None),
-        {"turns": len(asked)},
+        _answer(spoken, last)
+        or (response if is_whole and not any(t.text or t.calls for t in spoken[last:][1:]) else None),
+        {"turns": len(asked)} | ({} if is_whole else {CUT: True}),
         [turn.message for turn in until] if len(until) > 1 else [],
     )
 
@@ -222,6 +246,8 @@ def requests_in(messages: Sequence[Mapping[str, Any]]) -> list[int]:
     found = []
     for message in messages:
         calls = [call["function"] for call in message.get("tool_calls", ())]
+        if message["role"] == "assistant" and not message["content"] and not calls:
+            continue  # it only thought
         running.update(json.dumps([message["role"], message["content"], calls]).encode())
         if message["role"] in ("user", "tool"):
             found.append(int.from_bytes(running.digest()))
@@ -251,14 +277,20 @@ def conversation_numbers(prompts: Sequence[Sequence[Mapping[str, Any]]]) -> list
 
 
 def answered(row: Row) -> str | None:
-    """The text of a response in OpenAI's format, in ``response`` (LiteLLM, batches) or in the row itself; None without one."""
+    """The text of a response in the formats of OpenAI and Anthropic, in ``response`` (LiteLLM, batches), in ``output`` (Langfuse) or in the row
+    itself; None without one."""
     answer: Any = row.get("response", row)
     if isinstance(answer, Mapping) and isinstance(answer.get("body"), Mapping):
         answer = answer["body"]
-    choices = answer.get("choices") if isinstance(answer, Mapping) else None
-    first = choices[0] if isinstance(choices, list) and choices else None
-    if not isinstance(first, Mapping):
+    if not isinstance(answer, Mapping):
         return None
-    message = first.get("message")
-    text = message.get("content") if isinstance(message, Mapping) else first.get("text")
-    return text if isinstance(text, str) and text.strip() else None
+    choices, output = answer.get("choices"), answer.get("output")
+    first = choices[0] if isinstance(choices, list) and choices else {}
+    spoken = output if isinstance(output, list) else []
+    for message in (first, first.get("message") if isinstance(first, Mapping) else None, output, answer, *spoken):
+        if not isinstance(message, Mapping) or message.get("role", "assistant") != "assistant":
+            continue
+        texts = [text for text in _texts(message.get("content", message.get("text"))) if isinstance(text, str)]
+        if (text := "\n".join(texts).strip()) and message is not row:
+            return text
+    return None

@@ -14,6 +14,19 @@ DETECT = 200  # rows from which the format is detected
 RETRIEVED = ("docs", "documents", "passages", "contexts", "ctxs")
 """Fields that hold what was retrieved for a question: rows with one are the user's traffic, whatever their other fields."""
 
+CONTEXT = (
+    "system",
+    "system_prompt",
+    "instructions",
+    "messages",
+    "conversations",
+    "history",
+    "chat_history",
+    "tools",
+    "functions",
+)
+"""Fields that hold more of what a model reads than a dataset's row does; rows in which one is not empty are the user's traffic."""
+
 FORMATS: tuple[tuple[str, tuple[str, ...]], ...] = (
     *(("prompts", (name,)) for name in RETRIEVED),
     ("code_search_net", ("func_documentation_string",)),
@@ -42,7 +55,7 @@ FORMATS: tuple[tuple[str, tuple[str, ...]], ...] = (
 PROMPT_FIELDS = ("prompt", "text", "question", "instruction", "query", "goal", "input", "content")
 ANSWER_FIELDS = ("answer", "response", "output", "completion", "reference")
 CONVERSATION_FIELDS = ("conversation", "conversations", "messages", "conversation_a")
-PROMPT_COLUMNS = {*PROMPT_FIELDS, *CONVERSATION_FIELDS, "turns", "article", "document", "translation", "docstring",
+PROMPT_COLUMNS = {*PROMPT_FIELDS, *CONVERSATION_FIELDS, "turns", "request", "body", "article", "document", "translation", "docstring",
                   "func_documentation_string"}  # fmt: skip
 """Every field that a prompt is read from. A table must have one of them."""
 
@@ -50,12 +63,18 @@ PROMPT_COLUMNS = {*PROMPT_FIELDS, *CONVERSATION_FIELDS, "turns", "article", "doc
 def detect(rows: Iterable[RawRow]) -> str:
     """The first of ``FORMATS`` that fits most of the first rows; ``prompts`` if none fits more than half of them.
 
-    A field that holds a number or null does not count: it is a field of the user's with the same name.
+    A field that holds a number or null does not count: it is a field of the user's with the same name. Nor does a row that holds more than
+    the dataset's: a question and its answer beside a ``context`` are no row of GSM8K.
     """
     read = [raw.row for raw in itertools.islice(rows, DETECT) if raw.problem is None and isinstance(raw.row, Mapping)]
 
     def fitting(fields: tuple[str, ...]) -> int:
-        return sum(all(not isinstance(row.get(name), int | float | None) for name in fields) for row in read)
+        more = () if fields[0] in RETRIEVED else (*CONTEXT, *({"context"} - set(fields)))
+        return sum(
+            all(not isinstance(row.get(name), int | float | None) for name in fields)
+            and not any(row.get(name) for name in more)
+            for row in read
+        )
 
     name, fields = max(FORMATS, key=lambda known: fitting(known[1]))
     return name if 2 * fitting(fields) > len(read) else "prompts"

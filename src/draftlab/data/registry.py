@@ -58,7 +58,10 @@ def load() -> dict[str, Dataset]:
 def find(name: str) -> Dataset:
     table = load()
     if name not in table:
-        raise UserError(f"unknown dataset {name!r}", remedy=f"use one of {', '.join(table)}, or a file of prompts")
+        raise UserError(
+            f"unknown dataset {name!r}",
+            remedy=f"use one of {', '.join(table)}; a file of prompts is the dataset prompts",
+        )
     return table[name]
 
 

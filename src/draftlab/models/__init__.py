@@ -153,17 +153,25 @@ def load_pair(
     return load_model(target, dtype, device), load_model(draft, dtype, device), tokenizer
 
 
-def shared_tokenizer(target: Path, draft: Path) -> Tokenizer:
-    """The tokenizer of two models; a ``UserError`` if each has its own, or if one pads its vocabulary further than the other."""
+def logits_of(model: Path, tokenizer: Tokenizer) -> int:
+    """How many logits a model computes, its padding included where ``load_model`` keeps it; 0 if the folder does not tell."""
     from draftlab.models import llama
 
+    if not is_gguf(model) and not (model / "config.json").is_file():
+        return 0
+    config = read_sizes(model)
+    rows = int(config.get("vocab_size") or 0)
+    keeps_padding = is_gguf(model) or llama.can_read(config)  # ``hf.load`` leaves it out
+    return rows if keeps_padding else min(rows, tokenizer.vocab_size)
+
+
+def shared_tokenizer(target: Path, draft: Path) -> Tokenizer:
+    """The tokenizer of two models; a ``UserError`` if each has its own, or if one pads its vocabulary further than the other."""
     tokenizer, lengths = load_tokenizer(target), dict[Path, int]()
     check_same_tokenizer(tokenizer, load_tokenizer(draft))
     for model in (target, draft):
-        config = read_sizes(model)
-        if rows := config.get("vocab_size"):
-            keeps_padding = is_gguf(model) or llama.can_read(config)  # ``hf.load`` leaves it out
-            lengths[model] = rows if keeps_padding else min(rows, tokenizer.vocab_size)
+        if rows := logits_of(model, tokenizer):
+            lengths[model] = rows
     if len(set(lengths.values())) > 1:
         what = f"target and draft share {tokenizer.vocab_size} tokens, but padded to {lengths[target]} and {lengths[draft]}"
         cut = f"model.resize_token_embeddings({min(lengths.values())}), then model.save_pretrained"

@@ -150,34 +150,49 @@ def _rendered(
 
 
 def _readable(messages: Sequence[Message], write: Callable[[Sequence[Message]], str]) -> Sequence[Message]:
-    """The messages in the first form in which the template writes all calls, or at least does not fail.
+    """The messages in the first of several forms with which the template does not fail and writes most calls.
 
-    Some templates write calls only where the content is None, or only arguments that are text; DeepSeek R1's is both.
+    Some templates write calls only where the content is None, or only arguments that are text; DeepSeek R1's is both. gpt-oss's refuses a
+    content between reasoning and calls, which is left out only where every other form fails.
     """
     if not any("tool_calls" in message for message in messages):
         return messages
-    best: Sequence[Message] | None = None
-    for content, arguments in itertools.product(("", None), (_unchanged, _as_text)):
-        form = [
-            _changed({**message, "content": message["content"] or content}, "arguments", arguments)
-            if "tool_calls" in message
-            else message
-            for message in messages
+    without_words = [
+        {**message, "content": ""} if {"tool_calls", "reasoning_content"} <= message.keys() else message
+        for message in messages
+    ]
+    for said in (messages, without_words):
+        forms = [
+            [_in_form(message, content, arguments) for message in said]
+            for content, arguments in itertools.product(("", None), (_unchanged, _as_text))
         ]
-        marks: list[str] = []
+        written = [(_count_calls(form, write), form) for form in forms]
+        most = max(count for count, _ in written)
+        if most >= 0:
+            return next(form for count, form in written if count == most)
+    return messages
 
-        def mark(name: str, marks: list[str] = marks) -> str:
-            marks.append(f"\ue000{len(marks)}\ue001")
-            return marks[-1]
 
-        try:
-            text = write([_changed(message, "name", mark) for message in form])
-        except UserError:
-            continue
-        if all(name in text for name in marks):
-            return form
-        best = best or form
-    return best or messages
+def _in_form(message: Message, content: str | None, arguments: Callable[[Any], Any]) -> Message:
+    """A message with calls: what its ``content`` is if it says nothing, and how ``arguments`` are written."""
+    if "tool_calls" not in message:
+        return message
+    return _changed({**message, "content": message["content"] or content}, "arguments", arguments)
+
+
+def _count_calls(messages: Sequence[Message], write: Callable[[Sequence[Message]], str]) -> int:
+    """How many of the calls the template writes; -1 if it fails."""
+    marks: list[str] = []
+
+    def mark(name: str) -> str:
+        marks.append(f"\ue000{len(marks)}\ue001")
+        return marks[-1]
+
+    try:
+        text = write([_changed(message, "name", mark) for message in messages])
+    except UserError:
+        return -1
+    return sum(name in text for name in marks)
 
 
 def _changed(message: Message, field: str, change: Callable[[Any], Any]) -> Message:

@@ -38,8 +38,8 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Number of token ids, including added tokens."""
-        return int(self.backend.get_vocab_size())
+        """Number of token ids, including added tokens: one more than the largest."""
+        return 1 + max(self.backend.get_vocab().values(), default=-1)
 
     def encode(self, text: str) -> list[int]:
         """Ids of ``text`` without bos; nothing in the text becomes a special token."""
@@ -59,9 +59,18 @@ class Tokenizer:
         if all(isinstance(part, str) for part in parts):
             return list(self.backend.encode("".join(map(str, parts))).ids)
         ids = list[int]()
-        for is_text, run in itertools.groupby(parts, lambda part: isinstance(part, str)):
-            found = list(run)
-            ids += self.encode("".join(map(str, found))) if is_text else map(int, found)
+        runs = [list(run) for _, run in itertools.groupby(parts, lambda part: isinstance(part, str))]
+        added = self.backend.get_added_tokens_decoder()
+        for before, run, after in zip([[], *runs], runs, [*runs[1:], []], strict=False):
+            if isinstance(run[0], int):
+                ids += map(int, run)
+                continue
+            text = "".join(map(str, run))
+            if before and added[int(before[-1])].rstrip:  # the token takes the space beside it
+                text = text.lstrip()
+            if after and added[int(after[0])].lstrip:
+                text = text.rstrip()
+            ids += self.encode(text)
         around = list(self.backend.encode("").ids)
         if around == ids[: len(around)]:  # the template wrote bos itself
             return ids

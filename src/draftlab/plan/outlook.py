@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from draftlab.data import registry
+from draftlab.errors import UserError
 from draftlab.files.packages import PREFIX
 from draftlab.files.yaml_files import Place, read_yaml
 from draftlab.latency.sizes import known_models
@@ -82,6 +83,9 @@ def show(
     --config is as for snakemake. CARD is a YAML file whose numbers replace those of --gpu: memory (GiB), bandwidth (GB/s), teraflops, and
     launch (milliseconds in which the CPU launches the kernels of one layer). PROMPT is the length of a usual prompt in tokens; GPUS run side by side.
     """
+    for what, number in (("--gpus", gpus), ("--prompt", prompt)):
+        if number < 1:
+            raise UserError(f"{what} is {number}", remedy="give 1 or more")
     chosen = GPUS[gpu] if card is None else validated(Card, read_yaml(card), Place(card))
     name = gpu if card is None else card.stem
     print(*lines(run_of(config), name, chosen, prompt=prompt, gpus=gpus), sep="\n")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import contextlib
+import fcntl
 import hashlib
 import io
 import math
@@ -11,7 +13,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -286,17 +288,30 @@ def _run_workflow(settings: VerdictSettings, draft: str, name: str, folder: Path
     wanted = [results / "cells/traffic_verdict" / f"prompts.{settings.temperature}" / "rows.csv"]
     wanted += [] if settings.hardware else [results / "traffic_cost.csv"]
     command: list[object] = [sys.executable, "-m", "snakemake", "--snakefile", ROOT / "Snakefile"]
-    command += ["--directory", folder, "--workflow-profile", ROOT / "profiles/default"]
+    command += ["--directory", folder, "--workflow-profile", ROOT / "profiles/default", "--nolock"]
     command += ["--cores", settings.cores or "all"]
     command += ["--config", *(f"{key}={value}" for key, value in config.items()), "--", *wanted]
     folder.mkdir(parents=True, exist_ok=True)
     # The workflow's rules call draftlab.
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
-    done = subprocess.run([str(part) for part in command], stdout=sys.stderr, stderr=sys.stderr, env=environment)
+    with alone(folder / results):
+        done = subprocess.run([str(part) for part in command], stdout=sys.stderr, stderr=sys.stderr, env=environment)
     if done.returncode:
         remedy = "see the message above; the same command resumes"
         raise UserError("the workflow stopped", file=folder / results / "logs", remedy=remedy)
     return folder / results
+
+
+@contextlib.contextmanager
+def alone(results: Path) -> Iterator[None]:
+    """Refuse a second verdict on the same run. Unlike Snakemake's lock, this one is gone when the process ends, for whatever reason."""
+    results.parent.mkdir(parents=True, exist_ok=True)
+    with results.with_name(f".{results.name}.lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError("another verdict on it is under way", file=results, remedy="wait until it ends") from None
+        yield
 
 
 def _absolute(model: str) -> str:

@@ -188,9 +188,20 @@ def judge(rows: Iterable[Counts | None], promise: Promise) -> Report:
 
 
 def watch(source: str, seconds: float) -> Iterator[Counts | None]:
-    """The records of a file, or of a server's /metrics: since its start, or over ``seconds`` from now."""
+    """The records of a file, or of a server's /metrics: since its start, or over ``seconds`` from now.
+
+    **Raises:** ``UserError`` for a file without any record of speculation.
+    """
     if not source.startswith(("http://", "https://")):
-        yield from records.read(Path(source))
+        if seconds:
+            raise UserError("--over is for a server's /metrics", remedy="leave it out for a file")
+        found = False
+        for counts in records.read(Path(source)):
+            found = found or counts is not None
+            yield counts
+        if not found:
+            remedy = "give the records of an engine that drafts (docs/serving.md)"
+            raise UserError("no record of speculation in it", file=source, remedy=remedy)
         return
     first = next(records.from_prometheus(_fetch(source), source))
     if not seconds:

@@ -27,7 +27,7 @@ from draftlab.files.atomic import atomic_dir
 from draftlab.files.digests import code_digest
 from draftlab.files.json_files import read_jsonl, write_json
 from draftlab.files.seals import check_content, seal
-from draftlab.models import LanguageModel, Tokenizer, hf, hub, load_model, load_tokenizer, shared_tokenizer
+from draftlab.models import LanguageModel, Tokenizer, hf, hub, load_model, load_tokenizer, logits_of, shared_tokenizer
 from draftlab.models.config import context_of
 from draftlab.models.llama import Llama, LlamaConfig, columns_of
 from draftlab.models.tokenizer import train_tokenizer
@@ -139,7 +139,8 @@ def make_draft(
         for text in generators.public_documents(recipe.documents, recipe.seed)
     ]
     context = max(recipe.context, context_of(tokenizer))  # for every request that the target answers
-    model = _untrained(recipe.model_copy(update={"context": context}), encoder.vocab_size, target)
+    size = logits_of(tokenizer, encoder) or encoder.vocab_size  # the target's padding too
+    model = _untrained(recipe.model_copy(update={"context": context}), size, target)
     if recipe.head:
         if not isinstance(model, Llama):
             raise UserError("only a Llama's head can be trimmed", remedy="set head to 0")
@@ -184,6 +185,8 @@ def _train(
             answers = columns_of(answers, head)
         yield F.cross_entropy(logits, answers, ignore_index=-1 if head is None else len(head))
 
+    # The weights differ with the target that they were made from.
+    start = training.digest(dict(model.named_parameters()) | ({} if head is None else {"kept": head}))
     training.fit(
         model,
         losses,
@@ -191,7 +194,7 @@ def _train(
         optimizer=training.adamw(model, betas=(0.9, 0.98), weight_decay=0.01),
         label=label,
         checkpoint=out.parent / f".{out.name}.checkpoint.safetensors",
-        identity=f"{recipe!r} {sha256(repr(kept).encode()).hexdigest()} {code_digest(__name__)}",
+        identity=f"{recipe!r} {start} {sha256(repr(kept).encode()).hexdigest()} {code_digest(__name__)}",
     )
     with atomic_dir(out) as folder:
         model.save(folder)
