@@ -118,6 +118,7 @@ def test_prompts_before_a_message_that_cannot_be_read_are_counted(tmp_path: Path
     report = check.check(write(tmp_path / "log.jsonl", rows))
     assert (report.kept, report.cut) == (2, 1)
     assert "before a message that cannot be read" in check.table(report)
+    assert "with tools to call" not in check.table(report), "nothing is said of what there is none of"
 
 
 @pytest.mark.parametrize(

@@ -179,17 +179,20 @@ def table(report: Report) -> str:
             return "none"
         return f"min {lengths.smallest}, median {lengths.median}, 90 % {lengths.p90}, max {lengths.largest}"
 
+    of_conversations = {
+        "after other messages": report.conversations,
+        "before a message that cannot be read": report.cut,
+        "the result of a tool": report.results,
+        "with an assistant's reasoning": report.with_reasoning,
+        "with tools to call": report.with_tools,
+    }
     lines: list[tuple[str, Any]] = [
         ("file", report.file),
         ("format", report.format),
         ("rows", report.read),
         ("prompts kept", report.kept),
         ("first prompt", report.first_prompt or "none"),
-        ("after other messages", report.conversations),
-        ("before a message that cannot be read", report.cut),
-        ("the result of a tool", report.results),
-        ("with an assistant's reasoning", report.with_reasoning),
-        ("with tools to call", report.with_tools),
+        *((name, count) for name, count in of_conversations.items() if count),
         ("with a reference", report.references),
         ("duplicates", report.duplicates),
         ("also in the other file", "not asked" if report.overlap is None else report.overlap),

@@ -123,8 +123,6 @@ def _turns(message: Row) -> list[Turn]:
 
 def _result(message: Row, content: Any, call: Any) -> Turn:
     """A tool's result, which may be empty."""
-    if isinstance(content, list) and any(_kind(part) in PICTURES for part in content):
-        raise BadRow("a picture where text is expected")
     names = (call, message.get("name"))
     call_id, name = (value if isinstance(value, str) and well_formed(value) else None for value in names)
     if not isinstance(content, str | list | None):

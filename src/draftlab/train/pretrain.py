@@ -185,8 +185,8 @@ def _train(
             answers = columns_of(answers, head)
         yield F.cross_entropy(logits, answers, ignore_index=-1 if head is None else len(head))
 
-    # The weights differ with the target that they were made from.
-    start = training.digest(dict(model.named_parameters()) | ({} if head is None else {"kept": head}))
+    # The weights differ with the target that they were made from, and with the tokens of a trimmed head.
+    start = training.digest(dict(model.named_parameters()))
     training.fit(
         model,
         losses,
