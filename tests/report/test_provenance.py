@@ -11,6 +11,7 @@ import pytest
 from draftlab.errors import UserError
 from draftlab.files import cells
 from draftlab.files.cells import write_cell
+from draftlab.files.checkout import ROOT
 from draftlab.files.json_files import read_json
 from draftlab.files.tables import publish_table
 from draftlab.report import provenance
@@ -140,6 +141,20 @@ def test_what_is_missing_is_named(run, name, message):
     _write(run / "figures" / "orphan.pdf", "picture")
     with pytest.raises(UserError, match=message):
         list(provenance.trace(run / "figures" / name))
+
+
+@pytest.mark.parametrize(
+    "scale", sorted({path.parents[1].name for path in ROOT.glob("paper_figures/*/data/provenance.json")} - {"smollm2"})
+)
+def test_published_tables_of_a_scale_are_of_the_same_models(scale):
+    """Otherwise a reader who makes them again gets others. At ``smollm2`` times and acceptances are of two runs."""
+    tables = read_json(ROOT / f"paper_figures/{scale}/data/provenance.json")
+    of_models = {}
+    for name, record in tables.items():
+        for model, digest in record.get("models", {}).items():
+            of_models.setdefault(model, {}).setdefault(digest, []).append(name)
+    assert of_models or scale.startswith("shapes")
+    assert {model: found for model, found in of_models.items() if len(found) > 1} == {}
 
 
 def test_settings_that_all_runs_share_are_listed_once():

@@ -578,6 +578,17 @@ def test_bad_input_is_one_clear_error(tmp_path: Path, rows: list[str], more: dic
         run(asked, tmp_path / "out")
 
 
+@pytest.mark.parametrize(
+    ("more", "message"), [({"target": "no/such/folder"}, "no such file or folder"), ({"scale": "nope"}, "scale: ")]
+)
+def test_a_wrong_model_or_scale_is_one_clear_error(tmp_path: Path, more: dict[str, str], message: str):
+    rows = [f'{{"prompt": "how much is {i} + {i}?"}}' for i in range(70)]
+    asked = VerdictSettings(answer_file(tmp_path, rows), **{"target": "package:smollm2-135m-instruct", **more})
+    with pytest.raises(UserError, match=message):
+        run(asked, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_two_verdicts_on_one_run_do_not_disturb_each_other(tmp_path: Path):
     with alone(tmp_path / "results/verdict-a"):
         with (

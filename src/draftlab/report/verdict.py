@@ -33,6 +33,7 @@ from draftlab.files.checkout import ROOT
 from draftlab.files.json_files import read_jsonl, read_object
 from draftlab.files.tables import read_table
 from draftlab.files.weights import is_gguf
+from draftlab.plan.run import run_of
 from draftlab.report.page import templates
 from draftlab.serving import costs as block_costs
 from draftlab.serving import emit, profiles, traces, verdict
@@ -285,6 +286,9 @@ def _run_workflow(settings: VerdictSettings, draft: str, name: str, folder: Path
     }
     config |= {"draft": _absolute(draft)} if draft else {}
     config |= {"template": settings.template} if settings.template else {}
+    run_of(
+        [f"{key}={value}" for key, value in config.items()]
+    )  # a wrong model or scale is one line, not Snakemake's error
     wanted = [results / "cells/traffic_verdict" / f"prompts.{settings.temperature}" / "rows.csv"]
     wanted += [] if settings.hardware else [results / "traffic_cost.csv"]
     command: list[object] = [sys.executable, "-m", "snakemake", "--snakefile", ROOT / "Snakefile"]
