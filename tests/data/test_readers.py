@@ -280,3 +280,31 @@ def test_a_file_of_another_kind_is_refused(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match="neither text nor Parquet"):
         list(read_rows(tmp_path / name))
+
+
+ROWS = [{"prompt": "one"}, {"prompt": "two"}]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        json.dumps({"data": ROWS}),
+        json.dumps({"version": 1, "examples": ROWS}, indent=2),
+        "\n".join(json.dumps(row, indent=1) for row in ROWS),
+        json.dumps(ROWS[0], indent=1) + json.dumps(ROWS[1]),
+    ],
+)
+def test_rows_in_one_object_and_objects_over_several_lines(tmp_path: Path, text: str) -> None:
+    assert [row.row for row in read(tmp_path, text.encode(), "rows.json")] == ROWS
+
+
+def test_an_object_is_a_row_if_it_holds_a_prompt_or_others_follow(tmp_path: Path) -> None:
+    one = {"prompt": "one", "data": ROWS}
+    assert [row.row for row in read(tmp_path, json.dumps(one).encode(), "rows.json")] == [one]
+    two = "\n".join(json.dumps({"data": ROWS}) for _ in range(2))
+    assert [row.row for row in read(tmp_path, two.encode(), "rows.jsonl")] == [{"data": ROWS}] * 2
+    mixed = read(tmp_path, json.dumps({"data": [ROWS[0], 3]}).encode(), "rows.json")
+    assert [row.problem for row in mixed] == [None, "a JSON int, not an object"]
+    broken = read(tmp_path, b'{\n"prompt": "one"}\n{\n"prompt": ', "rows.json")
+    assert [row.problem is None for row in broken] == [True, False]
+    assert "the rest of the file is unread" in str(broken[1].problem)

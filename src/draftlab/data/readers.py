@@ -10,7 +10,7 @@ import gzip
 import io
 import json
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -208,11 +208,10 @@ class _Window:
         return self.line + self.text.count("\n", 0, self.at)
 
 
-def _json_array(file: IO[bytes], name: str) -> Iterator[RawRow]:
-    window, decoder = _Window(file), _Decoder()
-    window.skip()
-    char = window.skip(1)
-    while char and char != "]":
+def _values(window: _Window, name: str, close: str) -> Generator[RawRow, None, bool]:
+    """Yield JSON values, with commas between them or not, up to ``close`` or the end; return whether all could be read."""
+    decoder, char = _Decoder(), window.skip()
+    while char and char != close:
         try:
             value, end, problem, detail = decoder.value(window.text, window.at)
         except ValueError as error:
@@ -221,20 +220,46 @@ def _json_array(file: IO[bytes], name: str) -> Iterator[RawRow]:
             what = TOO_LONG if len(window.text) - window.at > LONGEST else f"broken JSON: {error}"
             start = window.text[window.at : window.at + EXCERPT]
             yield _bad(name, window.here(), f"{what}; the rest of the file is unread", start)
-            return
+            return False
         if end == len(window.text) and window.more():  # a number may go on
             continue
         line, part = window.here(), window.text[window.at : end]
         yield _bad(name, line, problem, part, detail) if problem else RawRow(name, line, value)
         char = window.skip(end - window.at)
-        if char == ",":
+        if close and char == ",":
             char = window.skip(1)
-    if not char:
-        yield RawRow(name, window.here(), "", "the array is not closed: the file is cut off")
+    return True
+
+
+def _json_array(file: IO[bytes], name: str) -> Iterator[RawRow]:
+    window = _Window(file)
+    window.skip()
+    window.at += 1
+    if not (yield from _values(window, name, "]")):
         return
-    if window.skip(1):  # text after the array is read as lines
+    if not window.skip():
+        yield RawRow(name, window.here(), "", "the array is not closed: the file is cut off")
+    elif window.skip(1):  # text after the array is read as lines
         rest = window.text[window.at :] + window.file.read(LONGEST)
         yield from _json_lines(io.BytesIO(rest.encode("utf-8", "surrogateescape")), name, window.here())
+
+
+WRAPPERS = ("data", "rows", "examples", "records", "requests")
+"""Fields that hold the rows of a file that is one object."""
+
+
+def _unwrapped(rows: Iterator[RawRow]) -> Iterator[RawRow]:
+    """The rows of a file, or those in its only row, if that is an object which holds a list of rows and nothing else to read."""
+    first, second = next(rows, None), next(rows, None)
+    if first is not None and second is None and isinstance(first.row, dict) and not PROMPT_COLUMNS & first.row.keys():
+        inside = next((first.row[name] for name in WRAPPERS if isinstance(first.row.get(name), list)), None)
+        if inside is not None:
+            for row in inside:
+                is_row = isinstance(row, dict)
+                yield replace(first, row=row, problem=None if is_row else f"a JSON {type(row).__name__}, not an object")
+            return
+    yield from (row for row in (first, second) if row is not None)
+    yield from rows
 
 
 class _CsvLines:
@@ -341,8 +366,10 @@ def _parse(file: io.BufferedReader, name: str, suffixes: Sequence[str], columns:
         yield from _text(file, name)
     elif opening == b"[":
         yield from _json_array(file, name)
+    elif start.lstrip().partition(b"\n")[0].strip() == b"{":  # an object over several lines
+        yield from _unwrapped(_values(_Window(file), name, ""))
     elif kind in (".json", ".jsonl", ".ndjson") or opening == b"{":
-        yield from _json_lines(file, name)
+        yield from _unwrapped(_json_lines(file, name))
     elif b"\0" in start:
         remedy = "give JSON, JSON lines, CSV, TSV, Parquet or text, plain or gzipped"
         raise UserError("neither text nor Parquet", file=name, remedy=remedy)
