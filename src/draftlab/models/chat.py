@@ -161,15 +161,18 @@ def _readable(messages: Sequence[Message], write: Callable[[Sequence[Message]], 
         {**message, "content": ""} if {"tool_calls", "reasoning_content"} <= message.keys() else message
         for message in messages
     ]
+    calls = sum(len(message.get("tool_calls", ())) for message in messages)
     for said in (messages, without_words):
-        forms = [
-            [_in_form(message, content, arguments) for message in said]
-            for content, arguments in itertools.product(("", None), (_unchanged, _as_text))
-        ]
-        written = [(_count_calls(form, write), form) for form in forms]
-        most = max(count for count, _ in written)
-        if most >= 0:
-            return next(form for count, form in written if count == most)
+        best, most = None, -1
+        for content, arguments in itertools.product(("", None), (_unchanged, _as_text)):
+            form = [_in_form(message, content, arguments) for message in said]
+            count = _count_calls(form, write)
+            if count == calls:
+                return form
+            if count > most:
+                best, most = form, count
+        if best is not None:
+            return best
     return messages
 
 
