@@ -276,6 +276,8 @@ SPOKEN = [{"role": "system", "content": "Be brief."}, *TURN]
         {"messages": json.dumps(SPOKEN)},
         {"request": json.dumps({"messages": TURN, "system": "Be brief."})},
         {"body": {"messages": json.dumps(SPOKEN)}},
+        {"custom_id": "a", "params": {"messages": TURN, "system": "Be brief."}},
+        {"id": "run", "inputs": {"messages": SPOKEN}},
         {"prompt": TURN[0]["content"], "system_prompt": "Be brief."},
         {"input": TURN, "instructions": [{"role": "developer", "content": "Be brief."}]},
     ],

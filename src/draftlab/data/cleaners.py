@@ -179,8 +179,8 @@ def prompts(row: Row) -> Cleaned:
     return Cleaned(request.text, answer, labels(row), request.conversation, tools)
 
 
-LOGGED = ("proxy_server_request", "request", "body", "input")
-"""Fields of logs that hold a request."""
+LOGGED = ("proxy_server_request", "request", "params", "inputs", "body", "input")
+"""Fields of logs that hold a request: LiteLLM's, Anthropic's and OpenAI's batches, LangSmith's, Langfuse's."""
 
 
 def _unpacked(row: Row) -> Row:
