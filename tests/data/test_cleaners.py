@@ -280,13 +280,29 @@ SPOKEN = [{"role": "system", "content": "Be brief."}, *TURN]
         {"id": "run", "inputs": {"messages": SPOKEN}},
         {"prompt": TURN[0]["content"], "system_prompt": "Be brief."},
         {"input": TURN, "instructions": [{"role": "developer", "content": "Be brief."}]},
+        {"input": TURN, "system": [{"role": "system", "content": [{"type": "text", "text": "Be brief."}]}]},
+        {"request": json.dumps({"model": "m", "input": SPOKEN})},
+        {"proxy_server_request": json.dumps({"body": {"messages": SPOKEN}})},
     ],
 )
 def test_a_conversation_may_be_json_text_and_its_system_prompt_beside_it(row: dict[str, object]) -> None:
     assert cleaners.prompts(row).conversation == SPOKEN
 
 
-@pytest.mark.parametrize("text", ['[{"a": 1}]', '{"a": 1}', "[1, 2]", '{"prompt": "x"}', "[ unfinished"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"from": "Berlin", "to": "Paris"}',
+        '{"role": "user", "content": "hi"}',
+        "[]",
+        '[{"role": "admin", "name": "Ann"}]',
+        '[{"a": 1}]',
+        '{"a": 1}',
+        "[1, 2]",
+        '{"prompt": "x"}',
+        "[ unfinished",
+    ],
+)
 def test_json_that_is_no_conversation_is_a_prompt(text: str) -> None:
     assert cleaners.prompts({"prompt": text}).text == text
 
@@ -301,9 +317,47 @@ def test_a_history_comes_before_the_prompt(name: str, pairs: bool) -> None:
     assert (found.text, found.reference) == ("So?", "a")
 
 
+def test_json_beside_an_instruction_is_its_context() -> None:
+    talk = json.dumps([{"from": "human", "value": "hi"}, {"from": "gpt", "value": "yo"}])
+    found = cleaners.prompts(
+        {"instruction": "Summarize this.", "input": talk, "system": "Be brief.", "output": "A talk."}
+    )
+    assert (found.text, found.reference) == (f"Summarize this.\n{talk}", "A talk.")
+    plan = cleaners.prompts({"prompt": "Flights?", "output": '{"from": "BER", "to": "CDG"}'})
+    assert plan.reference == '{"from": "BER", "to": "CDG"}'
+
+
+@pytest.mark.parametrize("context", [[1, 2, 3], 4096, {"user_id": 5}, {"title": ["a"]}, None])
+def test_a_context_that_is_no_passage_is_ignored(context: object) -> None:
+    assert cleaners.prompts({"prompt": "Why?", "context": context}).text == "Why?"
+
+
+@pytest.mark.parametrize("name", ["params", "inputs"])
+def test_parameters_beside_a_prompt_do_not_replace_it(name: str) -> None:
+    row = {"prompt": "Q", name: {"prompt": "You are {x}", "messages": TURN, "context": 8192}}
+    assert (cleaners.prompts(row).text, cleaners.prompts(row).conversation) == ("Q", [])
+
+
+@pytest.mark.parametrize(
+    "turn", [[3, "A2"], {"role": "moderator", "content": "x"}, {"role": "user", "content": [{"type": "image"}]}]
+)
+def test_a_history_that_cannot_be_read_rejects_the_row(turn: object) -> None:
+    with pytest.raises(BadRow, match="a turn of the history cannot be read"):
+        cleaners.prompts({"prompt": "Q3", "history": [["Q1", "A1"], turn]})
+
+
+def test_a_greeting_and_the_prompt_itself_in_a_history() -> None:
+    asked = {"role": "user", "content": "Q"}
+    greeted = cleaners.prompts({"prompt": "Q", "history": [[None, "Hello!"], ["Q1", "A1"]]})
+    assert [message["content"] for message in greeted.conversation] == ["Q1", "A1", "Q"]
+    assert cleaners.prompts({"prompt": "Q", "chat_history": [asked]}).text == "Q"
+
+
 def test_a_row_whose_history_is_elsewhere_is_rejected() -> None:
     with pytest.raises(BadRow, match="previous_response_id"):
         cleaners.prompts({"input": "So?", "previous_response_id": "resp_1"})
+    with pytest.raises(BadRow, match="previous_response_id"):
+        cleaners.prompts({"input": "So?", "response": {"previous_response_id": "resp_1", "output": []}})
 
 
 def test_the_space_around_a_prompt_is_the_users() -> None:
@@ -321,9 +375,10 @@ def test_a_passage_comes_before_its_question() -> None:
     "answer",
     [
         {"response": {"content": [{"type": "text", "text": "Paris."}], "role": "assistant"}},
-        {"response": {"output": [{"type": "reasoning"}, {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Paris."}]}]}},
+        {"response": {"output": [{"type": "reasoning", "content": [{"type": "reasoning_text", "text": "hm"}]}, {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Paris."}]}]}},
         {"output": {"role": "assistant", "content": "Paris."}},
         {"output": json.dumps({"role": "assistant", "content": "Paris."})},
+        {"response": json.dumps({"choices": [{"message": {"content": "Paris."}}]})},
         {"response": {"body": {"choices": [{"text": "Paris."}]}}},
     ],
 )  # fmt: skip

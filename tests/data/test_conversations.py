@@ -200,6 +200,10 @@ def test_what_an_assistant_thought_is_read_wherever_it_stands(fields: dict[str, 
             [ASKED, {"role": "assistant", "content": [{"type": "reasoning", "text": "hm"}, {"type": "refusal", "refusal": "No."}]}, {"role": "user", "content": "So?"}],
             [ASKED, {"role": "assistant", "content": "No.", "reasoning_content": "hm"}, {"role": "user", "content": "So?"}],
         ),
+        (
+            [ASKED, {"role": "assistant", "content": None, "refusal": False}, {"role": "tool", "content": "5"}],
+            [ASKED, {"role": "tool", "content": "5"}],
+        ),
         ([ASKED, {"role": "assistant", "content": "a\n"}, {"role": "user", "content": " b "}], [ASKED, *said(("assistant", "a\n"), ("user", " b "))]),
     ],
 )  # fmt: skip

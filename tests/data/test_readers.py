@@ -292,6 +292,7 @@ ROWS = [{"prompt": "one"}, {"prompt": "two"}]
         json.dumps({"version": 1, "examples": ROWS}, indent=2),
         "\n".join(json.dumps(row, indent=1) for row in ROWS),
         json.dumps(ROWS[0], indent=1) + json.dumps(ROWS[1]),
+        '{"data": [\n{"prompt": "one"},\n{"prompt": "two"}\n]}',
     ],
 )
 def test_rows_in_one_object_and_objects_over_several_lines(tmp_path: Path, text: str) -> None:
@@ -305,6 +306,8 @@ def test_an_object_is_a_row_if_it_holds_a_prompt_or_others_follow(tmp_path: Path
     assert [row.row for row in read(tmp_path, two.encode(), "rows.jsonl")] == [{"data": ROWS}] * 2
     mixed = read(tmp_path, json.dumps({"data": [ROWS[0], 3]}).encode(), "rows.json")
     assert [row.problem for row in mixed] == [None, "a JSON int, not an object"]
+    opened = read(tmp_path, b'{\n{"prompt": "one"}\n{"prompt": "two"}\n', "rows.jsonl")
+    assert [row.row for row in opened if row.problem is None] == ROWS
     broken = read(tmp_path, b'{\n"prompt": "one"}\n{\n"prompt": ', "rows.json")
     assert [row.problem is None for row in broken] == [True, False]
     assert "the rest of the file is unread" in str(broken[1].problem)

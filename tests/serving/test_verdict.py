@@ -506,7 +506,7 @@ def test_a_draft_after_a_lookup_is_served_by_llama_cpp():
     found = decide(table(0.8, option="lookup_first"), from_probes(probes(), 100))
     asked = VerdictSettings(traffic=Path("log.jsonl"), target="T")
     target, draft, emit, monitor = commands(found, asked, Path("out"), "", Path("results"))
-    assert target == "draftlab gguf export --model T --out out/target.gguf"
+    assert target == "python convert_hf_to_gguf.py T --outfile out/target.gguf"
     assert draft.endswith("--vocabulary-of out/target.gguf --out out/draft.gguf")
     assert emit.startswith("draftlab emit llama-cpp --lookup --draft-len ")
     assert "--target out/target.gguf --draft out/draft.gguf" in emit

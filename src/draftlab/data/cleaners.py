@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from draftlab.data.conversations import answered, first_request, last_request
+from draftlab.data.conversations import CUT, answered, first_request, is_conversation, last_request, texts_of
 from draftlab.data.fields import BadRow, Cleaned, Row, as_text, items_of, labels, mapping_of, maybe_text, text_of
 from draftlab.data.formats import ANSWER_FIELDS, CONVERSATION_FIELDS, DETECT, PROMPT_FIELDS, RETRIEVED, detect
 from draftlab.data.prompts import Prompt, Rejection
@@ -153,10 +153,11 @@ def prompts(row: Row) -> Cleaned:
     Of a conversation, the request is the last turn of the user or of a tool, and the model reads all of it up to there.
     """
     row = _unpacked(row)
-    for name in LOGGED:
+    has_own = any(row.get(name) for name in (*PROMPT_FIELDS, *CONVERSATION_FIELDS))
+    for name in LOGGED if has_own else (*LOGGED, *GIVEN):
         if isinstance(row.get(name), Mapping):
             row = _unpacked({**row, **row[name]})
-    if row.get("previous_response_id"):
+    if any(place.get("previous_response_id") for place in (row, row.get("response")) if isinstance(place, Mapping)):
         raise BadRow("previous_response_id: the rest of the conversation is not in the row")
     system, tools = _system(row), offered_in(row)
     if (conversation := _conversation(row)) is not None:
@@ -168,44 +169,65 @@ def prompts(row: Row) -> Cleaned:
     field = next((name for name in PROMPT_FIELDS if isinstance(row.get(name), str)), None)
     text = text_of(row, *([field] if field else PROMPT_FIELDS))
     text = row[field] if field else text  # with the space around it, which the model reads
-    places = RETRIEVED if "instruction" in row else (*RETRIEVED, "context")
+    places = (*RETRIEVED, "context") if "instruction" not in row and _is_passage(row.get("context")) else RETRIEVED
     if retrieved := next((row[name] for name in places if row.get(name)), None):
         text = f"{_passages(retrieved)}\n\n{text}"
     if "instruction" in row and (context := maybe_text(row, "input", "context")):
         text = f"{text}\n{context}"
     texts = (maybe_text(row, name) for name in ANSWER_FIELDS if isinstance(row.get(name), str))
     answer = next(filter(None, texts), None) or answered(row)
-    request = last_request([*_history(row), {"role": "user", "content": text}], system)
+    asked = {"role": "user", "content": text}
+    before = _history(row)
+    request = last_request([*(before[:-1] if before[-1:] == [asked] else before), asked], system)
+    if CUT in request.meta:
+        raise BadRow("a turn of the history cannot be read")
     return Cleaned(request.text, answer, labels(row), request.conversation, tools)
 
 
-LOGGED = ("proxy_server_request", "request", "params", "inputs", "body", "input")
-"""Fields of logs that hold a request: LiteLLM's, Anthropic's and OpenAI's batches, LangSmith's, Langfuse's."""
+LOGGED = ("proxy_server_request", "request", "body", "input")
+"""Fields of logs that hold a request: LiteLLM's, OpenAI's batches, Langfuse's."""
+GIVEN = ("params", "inputs")
+"""The same in Anthropic's batches and LangSmith's runs, where the row has no prompt of its own."""
 
 
 def _unpacked(row: Row) -> Row:
-    """The row with requests and conversations that it holds as JSON text, as tables do, as objects."""
-    unpacked = {}
-    for name in {*LOGGED, *CONVERSATION_FIELDS, *PROMPT_FIELDS, "output", "response", "history", "chat_history"}:
-        value = row.get(name)
-        if not isinstance(value, str) or not value.lstrip().startswith(("[", "{")):
-            continue
-        held = decoded(value)
-        messages = held if isinstance(held, list) else [held]
-        if all(isinstance(message, Mapping) and {"role", "from"} & message.keys() for message in messages) or (
-            isinstance(held, Mapping) and any(isinstance(held.get(field), list) for field in CONVERSATION_FIELDS)
-        ):
-            unpacked[name] = held
+    """The row with requests, conversations and answers that it holds as JSON text, as tables do, as objects."""
+    held = {
+        name: decoded(value)
+        for name, value in row.items()
+        if isinstance(value, str) and value.lstrip().startswith(("[", "{"))
+    }
+    unpacked = {name: value for name, value in held.items() if _is_packed(name, value, row)}
     return {**row, **unpacked} if unpacked else row
 
 
+def _is_packed(name: str, held: object, row: Row) -> bool:
+    """Whether JSON text is what a field of this name holds, rather than a text that a user wrote."""
+    inside = (
+        next((held[field] for field in CONVERSATION_FIELDS if field in held), None)
+        if isinstance(held, Mapping)
+        else None
+    )
+    if name in CONVERSATION_FIELDS:
+        return is_conversation(held)
+    if name in ("history", "chat_history"):
+        return isinstance(held, list)
+    if name in ("output", "response"):
+        return isinstance(held, Mapping) and bool({"choices", "content", "output"} & held.keys())
+    if name in PROMPT_FIELDS:
+        is_alone = not any(isinstance(row.get(field), str) for field in PROMPT_FIELDS if field != name)
+        return is_alone and (is_conversation(held) or (name == "input" and is_conversation(inside)))
+    return name in (*LOGGED, *GIVEN) and isinstance(held, Mapping)
+
+
 def _history(row: Row) -> list[Mapping[str, object]]:
-    """The turns before a prompt: messages, or pairs of what the user and the assistant said."""
+    """The turns before a prompt: messages, or pairs of what the user and the assistant said (null: nothing)."""
     value = next((row[name] for name in ("history", "chat_history") if row.get(name)), None)
     said: list[Mapping[str, object]] = []
     for turn in value if isinstance(value, list) else []:
         if isinstance(turn, list) and len(turn) == 2:
-            said += [{"role": role, "content": text} for role, text in zip(("user", "assistant"), turn, strict=True)]
+            pair = zip(("user", "assistant"), turn, strict=True)
+            said += [{"role": role, "content": text} for role, text in pair if text is not None]
         else:
             said.append(mapping_of(turn, "a turn of the history"))
     return said
@@ -226,9 +248,19 @@ def _system(row: Row) -> str | None:
     """The system prompt beside a request: a text (OpenAI's ``instructions``), a list of parts (Anthropic's ``system``), or messages."""
     value = next((row[name] for name in ("system", "system_prompt", "instructions") if row.get(name)), None)
     if isinstance(value, list):
-        parts = (part.get("text", part.get("content")) if isinstance(part, Mapping) else part for part in value)
+        said = (part.get("text", part.get("content")) if isinstance(part, Mapping) else part for part in value)
+        parts = (text for content in said for text in texts_of(content))
         value = "\n".join(part for part in parts if isinstance(part, str))
     return as_text(value, "system") if isinstance(value, str) and value.strip() else None
+
+
+def _is_passage(value: object) -> bool:
+    """Whether ``context`` holds passages; other logs use the name for other things."""
+    items = value if isinstance(value, list) else [value]
+    return all(isinstance(item, str) or (isinstance(item, Mapping) and PASSAGE & item.keys()) for item in items)
+
+
+PASSAGE = {"text", "contents", "content", "passage"}
 
 
 def _passages(retrieved: object) -> str:

@@ -116,7 +116,8 @@ def _turns(message: Row) -> list[Turn]:
         others = [part for part in content if part not in results and part != {"type": "text", "text": ""}]
         return [*found, Turn(role, _text(others, name))] if others or not found else found
     if role == "assistant":
-        said = _text(content, name) or _text(message.get("refusal"), name)
+        refusal = message.get("refusal")
+        said = _text(content, name) or (_text(refusal, name) if isinstance(refusal, str) else "")
         return [Turn(role, said, calls_in(message), reasoning=_reasoning(message))]
     return [Turn(role, _text(content, name))]
 
@@ -142,13 +143,13 @@ def _reasoning(message: Row) -> str:
     """
     content = message.get("content")
     if message.get("type") == "reasoning":
-        found = _texts(content or message.get("summary"))
+        found = texts_of(content or message.get("summary"))
     elif beside := next((message[name] for name in REASONING if message.get(name)), None):
-        found = _texts(beside)
+        found = texts_of(beside)
     else:
         parts = content if isinstance(content, list) else []
         thoughts = [part for part in parts if _kind(part) in THOUGHTS]
-        found = [text for part in thoughts for text in _texts(part.get("thinking", part.get("text")))]
+        found = [text for part in thoughts for text in texts_of(part.get("thinking", part.get("text")))]
     text = "\n".join(text for text in found if isinstance(text, str))
     return as_text(text, "the reasoning") if text.strip() else ""
 
@@ -159,7 +160,7 @@ def _text(content: Any, name: str) -> str:
     if isinstance(content, list):
         if not is_user and any(_kind(part) in PICTURES for part in content):
             raise BadRow("a picture where text is expected")
-        texts = _texts([part for part in content if _kind(part) not in THOUGHTS])
+        texts = texts_of([part for part in content if _kind(part) not in THOUGHTS])
         if is_user and not all(isinstance(text, str) for text in texts):
             raise BadRow("a part of what the user says is not text")
         content = "\n".join(text for text in texts if isinstance(text, str))
@@ -169,7 +170,7 @@ def _text(content: Any, name: str) -> str:
     return str(content)  # with the space around it, which the model reads
 
 
-def _texts(content: Any) -> list[Any]:
+def texts_of(content: Any) -> list[Any]:
     """The texts of the parts of a content, with other things where a part has none."""
     parts = content if isinstance(content, list) else [content]
     return [part.get("text", part.get("refusal")) if isinstance(part, Mapping) else part for part in parts]
@@ -182,6 +183,16 @@ PICTURES = ("image", "image_url", "input_image")
 
 def _kind(part: Any) -> Any:
     return part.get("type") if isinstance(part, Mapping) else None
+
+
+def is_conversation(value: Any) -> bool:
+    """Whether a value is a list of messages, rather than one of other objects."""
+
+    def is_message(item: Any) -> bool:
+        role = str(item.get("role", item.get("from"))).lower() if isinstance(item, Mapping) else ""
+        return (role in ROLES or role in CALLS) and bool({"content", "value", "tool_calls"} & item.keys())
+
+    return isinstance(value, list) and bool(value) and all(map(is_message, value))
 
 
 def first_request(conversation: Any) -> Cleaned:
@@ -286,9 +297,15 @@ def answered(row: Row) -> str | None:
     first = choices[0] if isinstance(choices, list) and choices else {}
     spoken = output if isinstance(output, list) else []
     for message in (first, first.get("message") if isinstance(first, Mapping) else None, output, answer, *spoken):
-        if not isinstance(message, Mapping) or message.get("role", "assistant") != "assistant":
+        if (
+            not isinstance(message, Mapping)
+            or message.get("role", "assistant") != "assistant"
+            or _kind(message) in THOUGHTS
+        ):
             continue
-        texts = [text for text in _texts(message.get("content", message.get("text"))) if isinstance(text, str)]
+        content = message.get("content", message.get("text"))
+        parts = [part for part in content if _kind(part) not in THOUGHTS] if isinstance(content, list) else content
+        texts = [text for text in texts_of(parts) if isinstance(text, str)]
         if (text := "\n".join(texts).strip()) and message is not row:
             return text
     return None

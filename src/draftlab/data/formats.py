@@ -55,7 +55,7 @@ FORMATS: tuple[tuple[str, tuple[str, ...]], ...] = (
 PROMPT_FIELDS = ("prompt", "text", "question", "instruction", "query", "goal", "input", "content")
 ANSWER_FIELDS = ("answer", "response", "output", "completion", "reference")
 CONVERSATION_FIELDS = ("conversation", "conversations", "messages", "conversation_a")
-PROMPT_COLUMNS = {*PROMPT_FIELDS, *CONVERSATION_FIELDS, "turns", "request", "params", "inputs", "body", "article", "document", "translation", "docstring",
+PROMPT_COLUMNS = {*PROMPT_FIELDS, *CONVERSATION_FIELDS, "turns", "article", "document", "translation", "docstring",
                   "func_documentation_string"}  # fmt: skip
 """Every field that a prompt is read from. A table must have one of them."""
 

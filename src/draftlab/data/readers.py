@@ -262,6 +262,13 @@ def _unwrapped(rows: Iterator[RawRow]) -> Iterator[RawRow]:
     yield from rows
 
 
+def _spans_lines(start: bytes) -> bool:
+    """Whether a file begins with an object over several lines: its first line only opens it, and the second is no object of its own."""
+    first, _, rest = start.lstrip().partition(b"\n")
+    first, second = first.strip(), rest.lstrip()[:1]
+    return (first == b"{" and second != b"{") or (first[:1] == b"{" and first[-1:] == b"[")
+
+
 class _CsvLines:
     """Lines for ``csv.reader``, as an iterator that goes on after an error (a generator would end)."""
 
@@ -366,7 +373,7 @@ def _parse(file: io.BufferedReader, name: str, suffixes: Sequence[str], columns:
         yield from _text(file, name)
     elif opening == b"[":
         yield from _json_array(file, name)
-    elif start.lstrip().partition(b"\n")[0].strip() == b"{":  # an object over several lines
+    elif _spans_lines(start):
         yield from _unwrapped(_values(_Window(file), name, ""))
     elif kind in (".json", ".jsonl", ".ndjson") or opening == b"{":
         yield from _unwrapped(_json_lines(file, name))

@@ -23,7 +23,7 @@ from draftlab.files.gguf_header import read_header
 from draftlab.files.scratch import scratch
 from draftlab.models.checkpoint import Array, Checkpoint, Shapes, expected_shapes, head_counts, head_dim, t5_depths
 from draftlab.models.config import read_config
-from draftlab.models.tokenizer import load_tokenizer
+from draftlab.models.tokenizer import chat_templates
 from draftlab.models.trimmed import HEAD_TOKENS, cut_vocabulary, table_path
 
 Weights = Literal["f32", "f16", "bf16", "q8_0", "q4_0"]
@@ -296,12 +296,13 @@ def _add_vocabulary(writer: gguf.GGUFWriter, folder: Path, config: dict[str, Any
     writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges])
     writer.add_add_bos_token(tokenizer.encode("").ids[:1] == [config.get("bos_token_id")])
     writer.add_add_space_prefix(False)
-    known = load_tokenizer(folder)
-    if known.chat_template and known.tool_template:
-        named = {"default": known.chat_template, "tool_use": known.tool_template}
+    known = chat_templates(folder)
+    default, tools = known.get("chat_template"), known.get("tool_template")
+    if default and tools:
+        named = {"default": default, "tool_use": tools}
         writer.add_chat_template([{"name": name, "template": template} for name, template in named.items()])
-    elif known.chat_template:
-        writer.add_chat_template(known.chat_template)
+    elif default:
+        writer.add_chat_template(default)
 
 
 def vocabulary_digest(tokenizer: Tokenizer) -> str:

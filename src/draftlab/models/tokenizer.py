@@ -123,10 +123,10 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
     backend.no_truncation()
     backend.no_padding()
     backend.encode_special_tokens = True  # user text never becomes a special token
-    return Tokenizer(backend, read_eos_ids(folder), **_chat_template(Path(folder)))
+    return Tokenizer(backend, read_eos_ids(folder), **chat_templates(Path(folder)))
 
 
-def _chat_template(folder: Path) -> dict[str, Any]:
+def chat_templates(folder: Path) -> dict[str, Any]:
     """The fields of ``Tokenizer`` that tokenizer_config.json has, or chat_template.jinja beside it."""
     file = folder / "tokenizer_config.json"
     config = read_object(file) if file.is_file() else {}

@@ -196,7 +196,7 @@ def commands(judged: Verdict, settings: VerdictSettings, folder: Path, draft: st
     target = settings.target
     if looks_up and not is_gguf(target):  # llama.cpp alone can look up first, and reads nothing else
         target = str(folder / "target.gguf")
-        steps.append(["draftlab", "gguf", "export", "--model", settings.target, "--out", target])
+        steps.append(["python", "convert_hf_to_gguf.py", settings.target, "--outfile", target])  # llama.cpp's own tool
     if promise.option == "as_it_comes":
         served = draft or str(results / "main/models/draft")
     else:

@@ -104,14 +104,14 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     for name, serving in (("draft", settings), ("medusa", heads_settings)):
         models[f"{name}_osd"] = copy.deepcopy(models[name])
         effort += serve(models[f"{name}_osd"], stream, serving)[1]
-    seconds = epoch_seconds(
-        {name: models[name] for name in ("draft", "medusa")}, stream, settings, settings.timed_updates
-    )
     records = folders.recorded(settings.dataset, "eval").answers[: settings.live_requests]
     prompts = [record.prompt_ids for record in records]
     if settings.inflated_layers or settings.inflated_ffn:
         layers, ffn = settings.inflated_layers, settings.inflated_ffn
         target = load_inflated(inputs.models / "target", layers, ffn, settings.device)
+    # An update of the heads reads the target, so it is timed with the one that decoding is.
+    learners = {"draft": models["draft"], "medusa": heads.on(target)}
+    seconds = epoch_seconds(learners, stream, settings, settings.timed_updates)
     parts = decode_in_turns(
         target,
         contenders(models, settings.verifiers),

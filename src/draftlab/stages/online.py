@@ -272,6 +272,11 @@ def _drafts(settings: Settings, stream: Traffic) -> dict[str, list[int]]:
     return by_route(misroute(stream.route, settings.route_errors, np.random.default_rng(settings.seed)))
 
 
+def _checkpoint(settings: Settings, bench: Bench, name: str) -> Path | None:
+    """Where training is kept; a run that is timed begins anew if it is killed, because its CPU time before that is lost."""
+    return None if settings.timed else bench.out / f".{bench.number}.{name}.safetensors"
+
+
 def _prepare(
     draft: LanguageModel, traffic: Traffic, name: str, settings: Settings, inputs: Inputs, bench: Bench
 ) -> tuple[Effort, set[int]]:
@@ -291,7 +296,7 @@ def _prepare(
     if settings.warm_fair:
         steps = int(traffic.trains.sum()) // settings.update_interval
     scene = Scene(draft, None, pool.answers, inputs.max_new_tokens, ())
-    effort = train(scene, chosen, steps, settings, checkpoint=bench.out / f".{bench.number}.warm.safetensors")
+    effort = train(scene, chosen, steps, settings, checkpoint=_checkpoint(settings, bench, "warm"))
     return effort, set(chosen) if on_stream else set()
 
 
@@ -328,7 +333,7 @@ def _serve(
         live = settings.live and live_server(
             folders.target(settings.device, inputs.dtype), inputs.max_new_tokens, folders.tokenizer.eos_ids
         )
-        place = bench.out / f".{bench.number}.{number}.checkpoint.safetensors"
+        place = _checkpoint(settings, bench, f"{number}.checkpoint")
         rows, spent = serve(draft, served, settings, server=live or replay_server, watch=watch, checkpoint=place)
         effort += spent
         if bench.labels.get("method") == settings.save != "":
