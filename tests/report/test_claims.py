@@ -545,3 +545,9 @@ def test_the_cost_of_a_draft_step_is_measured(known, tables):
     row = _verdicts(_only(known, "T7.cost_ratio_c"), tables).loc["T7.cost_ratio_c/vicuna-7b/llama-160m"]
     table = tables["osd_latency_alpha"]
     assert row["ours"] == pytest.approx(table["cost_ratio"].mean(), rel=1e-5)
+
+
+def test_a_difference_without_a_value_is_undecided():
+    nothing = stats.Interval(float("nan"), float("nan"), float("nan"), 5)
+    rule = next(claim.rule for claim in published.load().claims.values() if claim.rule)
+    assert module._judge_gap(nothing, 0.3, rule, 0.01, 1) == ("undecided", ", no value")

@@ -98,6 +98,15 @@ def test_the_best_is_ranked_by_its_end(rows, sign, best):
     assert found.value.estimate == pytest.approx(found.left.estimate - found.right.estimate)
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_an_option_without_a_value_is_not_the_best(rows, sign):
+    absent = rows[rows["method"] == "a"].assign(method="c", hits=0, tries=0)
+    tables = Tables({"t": pd.concat([rows, absent])})
+    found = compute(Contrast(Selection("t", RATE), best=["method"], sign=sign), tables)
+    assert {option["method"] for option in found.options} == {"a", "b"}
+    assert found.stands_out
+
+
 def test_the_best_stands_out_only_from_all_others():
     table = pd.DataFrame(
         {"request_id": [*range(20)] * 3, "method": ["a"] * 20 + ["b"] * 20 + ["c"] * 20, "tries": 10.0}

@@ -56,6 +56,13 @@ def test_it_follows_the_table_in_all_directions():
     assert _sentence("osd_online", same).startswith("The online draft is level with one distilled once: ")
 
 
+def test_a_finding_without_words_for_one_side_says_what_holds_for_none():
+    table = tidy.derive("osd_online", TABLES["osd_online"](ONLINE))
+    (first, *_) = findings.findings_of("osd_online")
+    said = first.model_copy(update={"more": "", "level": "They differ by {gap}"})
+    assert findings.sentence("osd_online", table, said).startswith("They differ by +0.")
+
+
 def test_each_dataset_has_a_value():
     table = tidy.derive("osd_online", TABLES["osd_online"](ONLINE))
     swap = table["dataset"] == "gsm8k"

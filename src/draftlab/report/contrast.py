@@ -158,7 +158,8 @@ def _rank(
 ) -> Result | None:
     """The best option minus the next; None if there are fewer than two."""
     estimates = {key: _estimate(contrast.left, sums, tables) for key, sums in options.items()}
-    ranked = sorted(options, key=lambda key: -contrast.sign * np.nan_to_num(estimates[key].estimate, nan=-np.inf))
+    known = [key for key in options if np.isfinite(estimates[key].estimate)]
+    ranked = sorted(known, key=lambda key: -contrast.sign * estimates[key].estimate)
     if len(ranked) < 2:
         return None
     first, second = ranked[:2]

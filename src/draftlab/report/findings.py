@@ -59,7 +59,7 @@ def sentence(experiment: str, table: pd.DataFrame, finding: Finding) -> str:
     sign = "+" if finding.best or finding.right != 0 else ""  # an estimate that is compared with 0 is not a difference
     parts = [f"{_describe(result.group)}: {_show_group(result, digits, sign)}" for result in groups]
     sides = {decide(result.value) for result in groups} if finding.apart else {decide(pooled.value)}
-    text: str = getattr(finding, sides.pop() if len(sides) == 1 else "level")
+    text: str = getattr(finding, sides.pop() if len(sides) == 1 else "level") or finding.level
     sentence = text.format(
         left=show(pooled.left, digits, alone=True),
         right=show(pooled.right, digits, alone=True),

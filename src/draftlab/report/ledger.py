@@ -202,6 +202,8 @@ def _judge_gap(gap: Interval, printed: float, rule: Rule, digit: float, comparis
     both rounded, may differ by one ``digit`` more or less than printed.
     """
     low, high = bounds(correct(gap, comparisons))
+    if not np.isfinite(gap.estimate):
+        return "undecided", ", no value"
     if rule.alike and abs(printed) <= rule.margin:
         if -rule.margin <= low and high <= rule.margin:
             return "same direction", ""
