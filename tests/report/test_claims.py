@@ -218,13 +218,18 @@ def test_what_counts_as_equal_is_shown_to_be_within_the_margin(known, less, verd
         {
             "request_id": [*range(40)] * 2,
             "dataset": "wmt16",
+            "identical": True,
             "draft_temperature": 1.2,
             "scheme": ["single"] * 40 + ["k_seq"] * 40,
         }
     )
     score = [0.4 + 0.03 * (i % 5) for i in range(40)]
     bleu = [*score, *(value - less - 0.06 * (i % 3 - 1) for i, value in enumerate(score))]
-    judged, note = _judge(known, "v1T6.bleu", "wmt/draft_temperature=1.2/k_seq", rows.assign(bleu=bleu))
+    rows = rows.assign(bleu=bleu)
+    others = rows.assign(
+        identical=False, bleu=rows["request_id"] % 2
+    )  # of two draft temperatures: other printed tables
+    judged, note = _judge(known, "v1T6.bleu", "wmt/draft_temperature=1.2/k_seq", pd.concat([rows, others]))
     assert judged == verdict
     assert ("interval not within 0.03" in note) == (verdict == "undecided")
 
