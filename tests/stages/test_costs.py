@@ -17,8 +17,9 @@ from draftlab.errors import UserError
 from draftlab.models.llama import Llama, LlamaConfig
 from draftlab.models.weights import model_size
 from draftlab.report import findings
-from draftlab.stages import break_even, medusa, memory_traffic
+from draftlab.stages import break_even, medusa, memory_traffic, online
 from draftlab.stages._stage import Bench
+from draftlab.train import medusa as train_medusa
 from draftlab.train.folders import Folders
 from tests.pair import inputs_of
 from tests.synthetic import FOLDER, TABLES
@@ -177,6 +178,30 @@ def test_the_target_has_the_type_that_it_answers_in(
     }[stage]
     with pytest.raises(Opened, match="float16"):
         run(settings, inputs, Bench(tmp_path))
+
+
+@pytest.mark.parametrize("timed", [True, False])
+def test_an_online_run_that_is_timed_keeps_no_checkpoint(tmp_path: Path, timed: bool):
+    settings = online.Settings.model_construct(timed=timed)
+    place = online._checkpoint(settings, Bench(tmp_path, number=3), "warm")
+    assert place == (None if timed else tmp_path / ".3.warm.safetensors")
+
+
+def test_heads_learn_on_the_target_that_decodes(results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The time of an epoch stands beside times of the padded target, whose states the heads read."""
+    read, timed = [], train_medusa.epoch_seconds
+
+    def watched(models, *given):
+        read.append(models["medusa"].target.config.intermediate_size)
+        return timed(models, *given)
+
+    monkeypatch.setattr(train_medusa, "epoch_seconds", watched)
+    settings = medusa.Settings(
+        dataset="toy", warm=["other"], requests=4, warm_requests=2, live_requests=1, timed_updates=1, draft_len=2,
+        learning_rate=1e-2, heads_learning_rate=1e-2, widths=[2, 1], update_interval=2, batch=2, inflated_ffn=256,
+    )  # fmt: skip
+    medusa.run(settings, inputs_of(results), Bench(tmp_path))
+    assert read == [256]
 
 
 def test_medusa_job_compares_all_contenders_and_says_which_is_lossless(results: Path, tmp_path: Path):

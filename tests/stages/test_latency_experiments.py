@@ -20,9 +20,10 @@ from draftlab.engine.answers import Answer
 from draftlab.errors import UserError
 from draftlab.files.json_files import write_jsonl
 from draftlab.latency.comparison import compare
+from draftlab.latency.controlled import decode_scheduled, plain_steps
 from draftlab.latency.cost import SETTLED, around_calls, calibrate, cost_model
 from draftlab.latency.lookup import Lookup
-from draftlab.latency.loop import Alone
+from draftlab.latency.loop import Alone, resume
 from draftlab.latency.pair import open_pair
 from draftlab.latency.self_check import write_toy
 from draftlab.latency.settings import Engine
@@ -163,6 +164,26 @@ def test_plain_steps_are_timed_when_they_have_settled() -> None:
     rows = calibrate(Warming(hands, 0.010), Clockwork(hands, 0.001), [100], [1, 4], [2, 6], blocks=2)
     np.testing.assert_allclose(rows["plain_before_seconds"], 0.010)
     np.testing.assert_allclose(rows["plain_after_seconds"], 0.010)
+
+
+class Building(Clockwork):
+    """A call of another size takes 5 ms more: the engine builds its graph again."""
+
+    def greedy(self, tokens: Sequence[int]) -> np.ndarray:
+        self.hands[0] += 0.005 * (len(tokens) != self.size)
+        self.size = len(tokens)
+        return super().greedy(tokens)
+
+
+def test_a_graph_is_built_before_the_clock_starts() -> None:
+    hands, text = [0.0], list(range(1, 40))
+    target, draft = Building(hands, 0.010), Clockwork(hands, 0.001)
+    target.greedy(text[:6])
+    assert plain_steps(target, text, 4, 4) == pytest.approx(4 * 0.010)
+    resume(draft, text[:3])
+    resume(target, text[:3])
+    run = decode_scheduled(target, draft, text, 4, [3], 3)
+    assert run.verify_seconds == pytest.approx(0.010)
 
 
 class Slowing(Clockwork):

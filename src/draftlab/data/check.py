@@ -40,7 +40,8 @@ class Lengths:
 class Report:
     """The contents of a file. ``conversations`` are prompts with messages before them, which the model reads too.
 
-    Of all prompts, ``cut`` come before a message that cannot be read, ``results`` are the result of a tool, ``with_reasoning`` hold an assistant's reasoning, and ``with_tools`` offer tools.
+    Of all prompts, ``cut`` come before a message that cannot be read, ``results`` are the result of a tool, ``with_reasoning`` hold an assistant's
+    reasoning, and ``with_tools`` offer tools.
     """
 
     file: str

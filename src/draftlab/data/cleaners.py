@@ -203,11 +203,6 @@ def _unpacked(row: Row) -> Row:
 
 def _is_packed(name: str, held: object, row: Row) -> bool:
     """Whether JSON text is what a field of this name holds, rather than a text that a user wrote."""
-    inside = (
-        next((held[field] for field in CONVERSATION_FIELDS if field in held), None)
-        if isinstance(held, Mapping)
-        else None
-    )
     if name in CONVERSATION_FIELDS:
         return is_conversation(held)
     if name in ("history", "chat_history"):
@@ -216,7 +211,9 @@ def _is_packed(name: str, held: object, row: Row) -> bool:
         return isinstance(held, Mapping) and bool({"choices", "content", "output"} & held.keys())
     if name in PROMPT_FIELDS:
         is_alone = not any(isinstance(row.get(field), str) for field in PROMPT_FIELDS if field != name)
-        return is_alone and (is_conversation(held) or (name == "input" and is_conversation(inside)))
+        if name == "input" and isinstance(held, Mapping):
+            held = next((held[field] for field in CONVERSATION_FIELDS if field in held), None)
+        return is_alone and is_conversation(held)
     return name in (*LOGGED, *GIVEN) and isinstance(held, Mapping)
 
 
@@ -257,18 +254,17 @@ def _system(row: Row) -> str | None:
 def _is_passage(value: object) -> bool:
     """Whether ``context`` holds passages; other logs use the name for other things."""
     items = value if isinstance(value, list) else [value]
-    return all(isinstance(item, str) or (isinstance(item, Mapping) and PASSAGE & item.keys()) for item in items)
+    return all(isinstance(item, str) or (isinstance(item, Mapping) and item.keys() & PASSAGE) for item in items)
 
 
-PASSAGE = {"text", "contents", "content", "passage"}
+PASSAGE = ("text", "contents", "content", "passage")
+"""Fields that may hold the text of a passage."""
 
 
 def _passages(retrieved: object) -> str:
     """Join the passages retrieved for a question: one text, a list of texts, or a list of objects with a text."""
     items = retrieved if isinstance(retrieved, list) else [retrieved]
-    texts = [
-        text_of(item, "text", "contents", "content", "passage") if isinstance(item, Mapping) else item for item in items
-    ]
+    texts = [text_of(item, *PASSAGE) if isinstance(item, Mapping) else item for item in items]
     return "\n\n".join(as_text(text, "a retrieved passage") for text in texts)
 
 

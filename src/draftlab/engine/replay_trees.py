@@ -68,13 +68,13 @@ def confident_trees(
         first = torch.arange(count, device=draft.device)[:, None]
         value, agrees = torch.ones_like(first, dtype=torch.float64), torch.ones_like(first, dtype=torch.bool)
         values, written = list[torch.Tensor](), list[torch.Tensor]()  # of all texts, and of the answer's text, by depth
-        found = list[torch.Tensor]()
+        numbers = list[torch.Tensor]()  # of the answer's text among all texts, by depth
         for level in range(depth):
             probs = to_probs(cache.extend(token[:, None])[:, 0], sampling).view(count, beams, -1)
             chances, children = probs.topk(min(width, sampling.top_k or width, probs.shape[-1]), -1)
             value = (value[..., None] * chances).flatten(1)
             agrees = (agrees[..., None] & (children == padded[level : level + count, None, None])).flatten(1)
-            found.append(sum(known.shape[1] for known in values) + agrees.int().argmax(1))
+            numbers.append(sum(known.shape[1] for known in values) + agrees.int().argmax(1))
             values.append(value)
             written.append((value * agrees).amax(1))
             value, best = value.topk(min(width, value.shape[1]), -1)
@@ -82,12 +82,10 @@ def confident_trees(
             if level + 1 < depth:
                 cache.take((first * beams + best // children.shape[-1]).flatten().tolist())
                 beams = best.shape[1]
-        by_depth, place = torch.stack(written, 1), torch.stack(found, 1)
-        everything = torch.cat(values, 1)[:, None]
+        every, by_depth = torch.cat(values, 1)[:, None], torch.stack(written, 1)
         # Of two texts of one value the shorter comes first: a child may be as probable as its parent.
-        is_earlier = torch.arange(everything.shape[-1], device=place.device) < place[..., None]
-        ahead_of_it = (everything > by_depth[..., None]) | ((everything == by_depth[..., None]) & is_earlier)
-        better = ahead_of_it.sum(-1)
+        is_earlier = torch.arange(every.shape[-1], device=every.device) < torch.stack(numbers, 1)[..., None]
+        better = ((every > by_depth[..., None]) | ((every == by_depth[..., None]) & is_earlier)).sum(-1)
         agreements.append([((by_depth > 0) & (better < number)).cpu().numpy() for number in nodes])
     return [np.concatenate(parts) for parts in zip(*agreements, strict=True)]
 

@@ -153,7 +153,7 @@ def load_pair(
     return load_model(target, dtype, device), load_model(draft, dtype, device), tokenizer
 
 
-def logits_of(model: Path, tokenizer: Tokenizer) -> int:
+def logit_count(model: Path, tokenizer: Tokenizer) -> int:
     """How many logits a model computes, its padding included where ``load_model`` keeps it; 0 if the folder does not tell."""
     from draftlab.models import llama
 
@@ -170,7 +170,7 @@ def shared_tokenizer(target: Path, draft: Path) -> Tokenizer:
     tokenizer, lengths = load_tokenizer(target), dict[Path, int]()
     check_same_tokenizer(tokenizer, load_tokenizer(draft))
     for model in (target, draft):
-        if rows := logits_of(model, tokenizer):
+        if rows := logit_count(model, tokenizer):
             lengths[model] = rows
     if len(set(lengths.values())) > 1:
         what = f"target and draft share {tokenizer.vocab_size} tokens, but padded to {lengths[target]} and {lengths[draft]}"
