@@ -39,7 +39,8 @@ try:
 except UserError as error:
     raise WorkflowError(str(error)) from None
 
-if workflow.is_main_process and not workflow.dryrun:
+# A command that only looks, such as --summary or --unlock, has no executor and removes nothing.
+if workflow.is_main_process and workflow.executor_plugin and not workflow.dryrun:
     seals.remove_and_report_damaged(RUN.folder)
 
 LOGS = RUN.folder / "logs"

@@ -52,6 +52,16 @@ def test_each_job_has_gpus_of_its_own_until_it_ends(start: Any) -> None:
     assert gpus(third) == held
 
 
+def test_a_job_that_needs_every_gpu_waits_for_the_others(start: Any) -> None:
+    held = start(3)
+    assert gpus(held) == {"GPU-a", "GPU-b", "GPU-c"}
+    waiting = start(3)
+    with pytest.raises(subprocess.TimeoutExpired):
+        waiting.wait(2)
+    held.kill()
+    assert gpus(waiting) == {"GPU-a", "GPU-b", "GPU-c"}
+
+
 def test_the_choice_of_a_scheduler_is_left_as_it_is(start: Any) -> None:
     jobs = [start(1, CUDA_VISIBLE_DEVICES="0") for _ in range(2)]  # device 0 of each job is another one
     assert [gpus(job) for job in jobs] == [{"0"}, {"0"}]

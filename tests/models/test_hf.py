@@ -139,8 +139,51 @@ def test_truncated_weights_are_refused(tmp_path: Path) -> None:
         load_model(folder)
 
 
-def test_a_state_that_cannot_be_cropped_is_refused(tmp_path: Path) -> None:
-    sizes = {"vocab_size": 60, "hidden_size": 16, "num_hidden_layers": 1, "state_size": 4}
-    transformers.AutoModelForCausalLM.from_config(transformers.MambaConfig(**sizes)).save_pretrained(tmp_path / "model")
-    with pytest.raises(UserError, match="cannot be cropped"):
-        load_model(tmp_path / "model").prefill(PROMPTS, room=4)
+@pytest.mark.parametrize(
+    ("kind", "sizes", "message"),
+    [
+        (transformers.MambaConfig, {"state_size": 4, "num_hidden_layers": 1}, "cannot be cropped"),
+        (
+            transformers.Lfm2Config,
+            {"intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 2}
+            | {"layer_types": ["conv", "full_attention"]},
+            "fails to read two tokens, at once or with a cache",
+        ),
+    ],
+)
+def test_a_state_that_cannot_be_cropped_is_refused(tmp_path: Path, kind: Any, sizes: dict[str, Any], message: str):
+    config = kind(vocab_size=60, hidden_size=16, **sizes)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
+    with pytest.raises(UserError, match=message):
+        load_model(tmp_path / "model")
+
+
+def test_positions_that_the_model_counts_itself_need_rows_of_one_length(tmp_path: Path) -> None:
+    sizes = {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    config = transformers.BartConfig(vocab_size=60, d_model=16, encoder_ffn_dim=32, decoder_ffn_dim=32, **sizes)
+    transformers.BartForConditionalGeneration(config).save_pretrained(tmp_path / "model")
+    cache, first = load_model(tmp_path / "model").prefill(PROMPTS, room=4)
+    cache.extend(first[:, None].expand(-1, 3))
+    cache.crop([2, 2, 2])
+    cache.extend(first[:, None])
+    cache.crop([3, 1, 2])
+    with pytest.raises(UserError, match="bart counts positions from the longest request"):
+        cache.extend(first[:, None])
+
+
+def test_longrope_is_used_where_its_positions_do_not_turn(tmp_path: Path) -> None:
+    """Beyond 24 tokens all rotations change, so a padded request would be read with those of a longer one."""
+    factors = {"long_factor": [4.0] * 4, "short_factor": [1.0] * 4}
+    config = transformers.Phi3Config(
+        vocab_size=60, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, max_position_embeddings=96, original_max_position_embeddings=24, pad_token_id=0,
+        rope_scaling={"type": "longrope", **factors},
+    )  # fmt: skip
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
+    model = load_model(tmp_path / "model")
+    assert model.context_len == 24
+    prompt, answer = list(range(3, 18)), [1, 2, 4, 5, 6]  # 20 tokens, which would be padded to 32
+    expected = logits_of_one(model, prompt, answer)
+    torch.testing.assert_close(model.answer_logits([prompt], [answer]), expected, atol=1e-4, rtol=0)
+    with pytest.raises(UserError, match="24"):
+        model.answer_logits([prompt], [answer * 3])

@@ -243,9 +243,38 @@ def no_config(folder: Path) -> None:
     (folder / "config.json").write_text("[]")
 
 
+def tie_config(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rope_scaling": {"type": "linear", "factor": 4.0}},
+        {"rope_parameters": None, "rope_scaling": {"rope_theta": 500.0, "rope_type": "default"}},
+        {"rope_theta": 500.0, "rope_parameters": {"rope_theta": 20000.0, "rope_type": "default"}},
+        {"rope_theta": 500.0, "rope_parameters": None},
+    ],
+)
+def test_positions_turn_as_in_transformers(model: Llama, tmp_path: Path, change: dict[str, object]) -> None:
+    model.save(tmp_path / "model")
+    (tmp_path / "model" / RECORD).unlink()
+    config = json.loads((tmp_path / "model/config.json").read_text()) | change
+    (tmp_path / "model/config.json").write_text(json.dumps(config))
+    tokens = torch.arange(5, 29)
+    [prompt, answer] = tokens.split([4, 20])
+    expected = hub_logits(tmp_path / "model", tokens[None])[0, 3:-1]
+    found = load_model(tmp_path / "model").answer_logits([prompt.tolist()], [answer.tolist()])
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+    plain = model.answer_logits([prompt.tolist()], [answer.tolist()])
+    assert (plain - expected).abs().max() > 1e-2
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
+        (tie_config, "the head is the embedding, but the folder has another head"),
         (thin_config, r"config\.json: intermediate_size: Field required"),
         (no_head, "no weight 'lm_head"),
         (no_config, r"config\.json: not a JSON object"),

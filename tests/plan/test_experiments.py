@@ -12,6 +12,7 @@ import yaml
 from draftlab import conformance, plan
 from draftlab.core import losses, verify
 from draftlab.errors import UserError
+from draftlab.files.tables import tables_in
 from draftlab.files import digests, registries
 from draftlab.plan.experiment import PROFILES
 from draftlab.stages import STAGES, acceptance
@@ -614,9 +615,10 @@ def test_a_run_with_other_models_or_prompts_of_the_models_says_so():
         {"models": {"target": "x"}},
         {"template": "plain"},
         {"answers": {"batch": 1}},
+        {"dataset": "mine.jsonl"},
     ]
     assert all(plan.load_run(config, WORKFLOW).config.has_own_models for config in own)
-    scales = [{"scale": "paper"}, {"raw": "x"}, {"dataset": "mine.jsonl"}, {"name": "mine"}]
+    scales = [{"scale": "paper"}, {"raw": "x"}, {"name": "mine"}]
     assert not any(plan.load_run(config, WORKFLOW).config.has_own_models for config in scales)
 
 
@@ -648,6 +650,32 @@ def test_t5_cells_have_models_and_answers_of_their_own(tmp_path):
     fixed = {"epochs": 1, "batch": 8, "learning_rate": 0.1, "inner": {"pair": ["main", "t5"]}}
     with pytest.raises(UserError, match="pair differs inside a cell"):
         plan.load_experiment(write(tmp_path, fixed=fixed))
+
+
+def test_a_scale_that_extends_itself_is_refused(tmp_path):
+    shutil.copytree(WORKFLOW, tmp_path / "workflow")
+    for name, base in (("smollm2", "smollm2_short"), ("smollm2_short", "smollm2")):
+        (tmp_path / f"workflow/scales/{name}.yaml").write_text(f"extends: {base}\n")
+    with pytest.raises(UserError, match="extends: smollm2 extends itself"):
+        plan.load_run({"scale": "smollm2"}, tmp_path / "workflow")
+
+
+@pytest.mark.parametrize("stem", ["claims", "claims_related"])
+def test_an_experiment_is_not_named_like_the_ledger(tmp_path, stem):
+    file = shutil.copyfile(WORKFLOW / "experiments/mdss_region.yaml", tmp_path / f"{stem}.yaml")
+    with pytest.raises(UserError, match="not claims or claims_related"):
+        plan.load_experiment(file)
+    other = shutil.copyfile(file, tmp_path / "claims_region.yaml")
+    assert plan.load_experiment(other).stage == "region"
+    (tmp_path / f"{stem}.csv").write_text("")
+    (tmp_path / "claims_region.csv").write_text("")
+    assert list(tables_in(tmp_path)) == ["claims_region"]
+
+
+@pytest.mark.parametrize("change", [{"template": "plain"}, {"answers": {"max_new_tokens": 8}}])
+def test_other_answers_have_a_folder_of_their_own(change):
+    run = plan.load_run({"scale": "smoke"} | change, WORKFLOW)
+    assert run.name == f"smoke-{next(iter(change))}"
 
 
 def test_a_scale_extends_another_and_names_the_experiments_it_runs(tmp_path):

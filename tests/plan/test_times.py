@@ -14,7 +14,7 @@ from draftlab.plan.times import Job, TimeLeft, expected, in_words, read_times, s
 
 def test_the_last_word_on_a_job_counts(tmp_path: Path) -> None:
     (tmp_path / "published").write_text("a/x\t3.0\nb/y\t4.0\n")
-    (tmp_path / "own").write_text("a/x\t5.0\na/x\t6.0\nc/z\t\ncut sho")
+    (tmp_path / "own").write_text("a/x\t5.0\na/x\t6.0\nc/z\t\nd/w\t\0\0\n\ncut sho")
     found = read_times([tmp_path / "published", tmp_path / "absent", tmp_path / "own"])
     assert found == {"a/x": 6.0, "b/y": 4.0}
 

@@ -11,7 +11,7 @@ from draftlab.core import stats
 from draftlab.core.measure import Measure
 from draftlab.errors import UserError
 from draftlab.report import tidy
-from draftlab.report.contrast import Contrast, Selection, Tables, compute, compute_each, decide, show
+from draftlab.report.contrast import Contrast, Selection, Tables, compute, compute_each, correct, decide, show
 
 RATE = Measure("hits", "tries")
 A, B = Selection("t", RATE, {"method": "a"}), Selection("t", RATE, {"method": "b"})
@@ -50,6 +50,29 @@ def test_requests_of_two_datasets_are_two_and_seeds_of_one_are_one(rows):
     assert compute(Contrast(A), Tables({"t": rows})).value.n == 4
     seeds = pd.concat([rows, rows])
     assert compute(Contrast(A), Tables({"t": seeds})).value == compute(Contrast(A), Tables({"t": rows})).value
+
+
+@pytest.mark.parametrize(("spreads", "expected"), [((1, 1), 9 + 9), ((1, 0), 9), ((0, 1), 9)])
+def test_sides_without_a_common_request_have_the_freedom_of_the_side_that_varies(spreads, expected):
+    """Welch and Satterthwaite: two equal samples add their degrees, and a constant one adds none."""
+    values = [(name, 50 + spread * (-1) ** i) for name, spread in zip("ab", spreads, strict=True) for i in range(10)]
+    rows = pd.DataFrame(values, columns=["dataset", "hits"]).assign(tries=100)
+    rows = rows.assign(request_id=range(20))
+    sides = [Selection("t", RATE, {"dataset": name}) for name in "ab"]
+    value = compute(Contrast(*sides), Tables({"t": rows})).value
+    assert value.n == 20
+    assert value.freedom == pytest.approx(expected)
+    width = correct(value, 1).high - correct(value, 1).low
+    by_rows = dataclasses.replace(value, freedom=None)
+    assert width > correct(by_rows, 1).high - correct(by_rows, 1).low
+    paired = Contrast(Selection("t", RATE), Selection("t", RATE, {"dataset": ["a"]}))
+    assert compute(paired, Tables({"t": rows})).value.freedom is None
+
+
+def test_a_row_without_a_value_counts_nowhere(rows):
+    absent = rows.assign(hits=rows["hits"].astype(float).where(rows["request_id"] == 0))
+    for units in (absent, absent.drop(columns="request_id")):
+        assert compute(Contrast(A), Tables({"t": units})).value.estimate == pytest.approx(5 / 30)
 
 
 def test_a_constant_moves_the_interval(rows):

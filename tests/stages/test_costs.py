@@ -19,6 +19,7 @@ from draftlab.models.weights import model_size
 from draftlab.report import findings
 from draftlab.stages import break_even, medusa, memory_traffic, online
 from draftlab.stages._stage import Bench
+from draftlab.train import break_even as train_break_even
 from draftlab.train import medusa as train_medusa
 from draftlab.train.folders import Folders
 from tests.pair import inputs_of
@@ -145,6 +146,23 @@ def test_break_even_prices_every_contender_on_the_same_requests(results: Path, t
     assert online["blocks"].sum() < static["blocks"].sum()
     with pytest.raises(UserError, match="48 answers for 30 requests to serve"):
         break_even.run(even(requests=30), inputs_of(results), Bench(tmp_path))
+
+
+def test_a_timed_update_learns_from_the_positions_that_serving_leaves_it(
+    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    shares: dict[int, list[float]] = {}
+
+    def learn(learner, optimizer, lessons, settings):
+        answers = sum(len(lesson.answers.answers[lesson.request].answer_ids) for lesson in lessons)
+        shares.setdefault(len(lessons), []).append(sum(len(lesson.where) for lesson in lessons) / answers)
+        return 1, 0.0
+
+    monkeypatch.setattr(train_break_even, "learn", learn)
+    break_even.run(even(loss_positions="repository"), inputs_of(results), Bench(tmp_path))  # never an answer's first
+    assert set(shares) == {2, 8, 4}
+    assert set(shares.pop(4)) == {1.0}  # the larger draft's batch: whole answers
+    assert all(0 < np.mean(each) < 1 for each in shares.values())
 
 
 @pytest.mark.parametrize("stage", ["medusa", "break_even"])

@@ -99,6 +99,17 @@ def test_online_learns_on_a_stream_that_repeats(results, stream):
     assert alpha(rows) > alpha(static) + 0.1
 
 
+def test_requests_without_a_position_to_learn_cost_no_training(results, stream, monkeypatch):
+    def server(draft, traffic, requests, *_):
+        lessons = [online.Lesson(traffic.answers, r, np.arange(r % 2)) for r in requests]
+        return online.serve_unchanged(draft, traffic.take(requests), 3), lessons
+
+    _, effort = online.serve(draft_of(results), stream, settings(), server=server)
+    assert effort.positions == 24
+    odd = [stream.answers.answers[r] for r in range(1, 48, 2)]
+    assert effort.tokens == sum(len(record.prompt_ids) + len(record.answer_ids) for record in odd)
+
+
 class Killed(Exception):
     pass
 
@@ -153,8 +164,8 @@ def test_live_serving_is_replay(results, stream):
     target.answer_logits = lambda *a, **k: forwards.append(1) or real(*a, **k)
     drafts = [draft_of(results), draft_of(results)]
     server = live_server(target, ROOM, {2})
-    for which in ("rejected", "all", "block_end", "repository"):
-        chosen = settings(loss_positions=which)
+    for which, buffer in (("rejected", 0), ("all", 0), ("block_end", 0), ("repository", 0), ("all", 3)):
+        chosen = settings(loss_positions=which, replay=buffer, buffer=3 * buffer)
         replayed, effort = online.serve(drafts[0], stream, chosen)
         live, other = online.serve(drafts[1], stream, chosen, server=server)
         losses = [rows.pop("update_loss") for rows in (replayed, live)]  # sums of floats, in another order
@@ -230,6 +241,24 @@ def test_stretches_cut_at_updates_and_at_their_arrival():
     ]  # fmt: skip
     gated = np.array([0, 1, 0, 1, 1, 0], bool)
     assert [(s.end, s.updates) for s in online.stretches(gated, 2, 0)] == [(4, True), (6, False)]
+    probed = online.stretches(np.ones(10, bool), 4, 0, probes=[4, 6])
+    assert [(s.end, s.updates) for s in probed] == [(4, True), (6, False), (8, True), (10, False)]
+
+
+def test_a_probe_sees_the_updates_from_the_requests_before_it_alone(results, stream):
+    """At 20 requests, that of the first 16; at 24, that of all 24; and the stream is served as without probes."""
+    draft, seen = draft_of(results), {}
+
+    def probe(after):
+        seen[after] = weights(draft).clone()
+        return pd.DataFrame({"after": [after]})
+
+    rows, _ = online.serve(draft, stream, settings(), probe=probe, probes=[16, 20, 24])
+    assert list(rows["after"].dropna()) == [16, 20, 24]
+    assert torch.equal(seen[16], seen[20])
+    assert not torch.equal(seen[20], seen[24])
+    plain, _ = online.serve(draft_of(results), stream, settings())
+    assert_array_equal(rows[rows["after"].isna()][COUNTS], plain[COUNTS])
 
 
 @pytest.mark.parametrize("lag", [3, 8, 20])

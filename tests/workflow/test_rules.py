@@ -34,7 +34,7 @@ def run(checkout, rules, *targets):
 
 
 def test_a_template_is_that_of_all_who_read_prompts(checkout):
-    words = ["-n", "-p", "--config", "scale=smoke", "template=plain", "--"]
+    words = ["-n", "-p", "--config", "scale=smoke", "name=smoke", "template=plain", "--"]
     said = snakemake(
         checkout, *words, *(f"results/smoke/{name}.csv" for name in ("mdss_drafts", "mdss_acceptance", "osd_online"))
     )

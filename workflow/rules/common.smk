@@ -9,25 +9,27 @@ from draftlab.files.packages import package_of
 from draftlab.stages._stage import NoInputs
 
 
+def needs_of(rule, wildcards):
+    """What the scale requests for a rule, or for the rule and the pair of this job."""
+    is_cell = hasattr(wildcards, "cell") and hasattr(wildcards, "experiment")
+    pair = (
+        RUN.pair_of(wildcards.experiment, wildcards.cell)
+        if is_cell
+        else getattr(wildcards, "pair", "main")
+    )
+    return RUN.settings.asked(rule, pair)
+
+
 def resources_of(rule):
     """The ``resources`` of a rule. A second attempt asks for twice the memory and time, because the first may have run out of them."""
-
-    def asked(wildcards):
-        is_cell = hasattr(wildcards, "cell") and hasattr(wildcards, "experiment")
-        pair = (
-            RUN.pair_of(wildcards.experiment, wildcards.cell)
-            if is_cell
-            else getattr(wildcards, "pair", "main")
-        )
-        return RUN.settings.asked(rule, pair)
-
     return {
         "mem_mb": lambda wildcards, attempt: needs.requested_mb(
             RUN, rule, dict(wildcards.items())
         )
         * attempt,
-        "runtime": lambda wildcards, attempt: asked(wildcards).runtime * attempt,
-        "gpu": lambda wildcards: asked(wildcards).gpu,
+        "runtime": lambda wildcards, attempt: needs_of(rule, wildcards).runtime
+        * attempt,
+        "gpu": lambda wildcards: needs_of(rule, wildcards).gpu,
     }
 
 
@@ -37,8 +39,8 @@ def on_gpus(wildcards, resources):
 
 
 def threads_of(rule):
-    """Threads that the scale requests for a rule."""
-    return RUN.settings.asked(rule).threads
+    """Threads that the scale requests for a rule, or for the rule and a pair."""
+    return lambda wildcards: needs_of(rule, wildcards).threads
 
 
 def all_cores():
@@ -91,6 +93,19 @@ def urgency(stage):
 def code(*modules):
     """Digest of these modules and everything they import. An edit of code reruns the jobs that use it; an edit of a comment does not."""
     return plan.code_digest(*(f"draftlab.{module}" for module in modules))
+
+
+def answer_settings(wildcards):
+    """The settings on which the target's answers depend; not where a server is, and how many requests it gets at once."""
+    answers = PAIRS[wildcards.pair].answers
+    elsewhere = {"url": None, "batch": None} if answers.url else {}
+    return plan.flags(answers, **elsewhere)
+
+
+def server(wildcards, input):
+    """The other settings. Snakemake does not compare parameters that ask for ``input``, so a server may move without a job that runs again."""
+    answers = PAIRS[wildcards.pair].answers
+    return ["--url", answers.url, "--batch", answers.batch] if answers.url else []
 
 
 def split_prompts(wildcards):

@@ -165,7 +165,8 @@ rule answer:
     resources:
         **resources_of("answer"),
     params:
-        settings=lambda wildcards: plan.flags(PAIRS[wildcards.pair].answers),
+        settings=answer_settings,
+        server=server,
         requests=lambda wildcards: (
             DATA.eval
             if wildcards.split == "eval"
@@ -181,7 +182,7 @@ rule answer:
         "Record the target's answers: {wildcards.pair} {wildcards.dataset} {wildcards.split}"
     shell:
         r"""
-        {params.gpus} draftlab answer {params.settings:q} \
+        {params.gpus} draftlab answer {params.settings:q} {params.server:q} \
             --prompts {input.prompts:q} \
             --requests {params.requests:q} \
             --temperature {params.temperature:q} \
@@ -210,7 +211,8 @@ rule pairs:
     resources:
         **resources_of("pairs"),
     params:
-        settings=lambda wildcards: plan.flags(PAIRS[wildcards.pair].answers),
+        settings=answer_settings,
+        server=server,
         positions=DATA.pairs,
         seed=DATA.seed,
         target=subpath(input.target, parent=True),
@@ -221,7 +223,7 @@ rule pairs:
         "Record target and draft logits: {wildcards.pair} {wildcards.dataset}"
     shell:
         r"""
-        {params.gpus} draftlab record-pairs {params.settings:q} \
+        {params.gpus} draftlab record-pairs {params.settings:q} {params.server:q} \
             --prompts {input.prompts:q} \
             --positions {params.positions:q} \
             --seed {params.seed:q} \

@@ -25,12 +25,16 @@ ENOUGH = 30
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate, its bootstrap interval (95 %) and its number of requests ``n``."""
+    """An estimate, its bootstrap interval (95 %) and its number of requests ``n``.
+
+    ``freedom`` is the degrees of freedom of the standard error if they are not ``n - 1``: a difference between two sets of requests.
+    """
 
     estimate: float
     low: float
     high: float
     n: int
+    freedom: float | None = None
 
 
 def _interval(columns: Sequence[ArrayLike], statistic: Callable[[Any], Any], seed: int) -> Interval:

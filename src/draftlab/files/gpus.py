@@ -1,7 +1,7 @@
 """``python -m draftlab.files.gpus N COMMAND`` runs a command on N GPUs that no other such command on this machine uses.
 
 Snakemake counts the GPUs that jobs ask for but does not assign them, and CUDA always takes the first. If a scheduler has already
-assigned GPUs, exactly N are visible, and the command gets those.
+assigned GPUs, ``CUDA_VISIBLE_DEVICES`` names exactly N, and the command gets those.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ def claim(count: int, gpus: list[str], wait: float = 1.0) -> list[str]:
 def main() -> None:
     count, *command = sys.argv[1:]
     gpus = visible()
-    if len(gpus) > int(count):
+    assigned = VISIBLE in os.environ and len(gpus) == int(count)
+    if len(gpus) >= int(count) and not assigned:
         os.environ[VISIBLE] = ",".join(claim(int(count), gpus))
     os.execvp(command[0], command)
 

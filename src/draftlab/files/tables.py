@@ -20,13 +20,15 @@ if TYPE_CHECKING:
 
 REMEDY = "run the step that makes it, or restore it from the repository"
 CLAIMS = "claims"
-"""The stem of the ledger (and of ``claims_related`` for other papers), which is in the same folder as the tables of experiments."""
+"""The stem of the ledger, which is in the same folder as the tables of experiments."""
+LEDGERS = (CLAIMS, f"{CLAIMS}_related")
+"""The ledger, and that of other papers."""
 
 
 def tables_in(folder: Path) -> dict[str, Path]:
     """The path of every experiment's table in ``folder`` by name, compressed or not; the ledger is left out."""
     paths = sorted([*folder.glob("*.csv"), *folder.glob("*.csv.gz")])
-    return {path.name.split(".")[0]: path for path in paths if not path.name.startswith(CLAIMS)}
+    return {path.name.split(".")[0]: path for path in paths if path.name.split(".")[0] not in LEDGERS}
 
 
 def table_bytes(path: Path | str) -> bytes:

@@ -1,7 +1,8 @@
 """Models of ``transformers`` as a ``LanguageModel``: decoder-only models, and encoder-decoders like T5.
 
 A cache of ``transformers`` grows at the right end of all rows at once. Rows of different lengths are therefore aligned on the right, and the
-places before a shorter row are masked. Distances between tokens stay correct, as rotary, learned and T5's relative positions all require.
+places before a shorter row are masked. Rotary and learned positions are given for each row; T5's are distances. Models that count positions on
+their own are refused where rows differ in length.
 ``transformers`` is imported only when a model is loaded.
 """
 
@@ -26,6 +27,9 @@ from draftlab.files.weights import weight_files
 from draftlab.models.batching import check_lengths, pad_requests, pad_rows
 from draftlab.models.tokenizer import load_tokenizer
 
+RELATIVE = ("t5", "mt5", "umt5", "longt5", "switch_transformers", "bloom", "mpt")
+"""Types of models that take no ``position_ids`` because only distances between tokens count."""
+
 
 class HubModel:
     """A model of ``transformers``; ``LanguageModel`` documents its methods."""
@@ -39,8 +43,17 @@ class HubModel:
 
     @property
     def context_len(self) -> int:
-        """Longest sequence; ``sys.maxsize`` for T5, whose positions are relative."""
-        return int(getattr(self.network.config, "max_position_embeddings", None) or sys.maxsize)
+        """Longest sequence; ``sys.maxsize`` for T5, whose positions are relative.
+
+        Beyond its first context, a model with ``longrope`` (Phi-3) turns every position, those in the cache too. It is used up to there.
+        """
+        config = self.network.config
+        longest = getattr(config, "max_position_embeddings", None) or sys.maxsize
+        rope = getattr(config, "rope_parameters", None) or {}
+        if rope.get("rope_type") == "longrope":
+            first = rope.get("original_max_position_embeddings")
+            longest = min(longest, first or getattr(config, "original_max_position_embeddings", longest))
+        return int(longest)
 
     @property
     def device(self) -> torch.device:
@@ -148,6 +161,10 @@ class HubCache:
         if self.model.wants_positions:
             at = lengths[:, None] + torch.arange(new, device=tokens.device)
             inputs["position_ids"] = at.clamp(max=self.model.context_len - 1)
+        elif mask is not None and self.model.network.config.model_type not in RELATIVE:
+            kind = self.model.network.config.model_type
+            what = f"{kind} counts positions from the longest request of a batch, so shorter ones would be read wrongly"
+            raise UserError(what, remedy="use a model with rotary or relative positions, such as Llama or T5")
         logits: Tensor = self.model.network(**inputs).logits
         self.lengths = [length + new for length in self.lengths]
         if {layer.keys.shape[-2] for layer in self._layers()} != {width + new}:
@@ -262,8 +279,11 @@ def load(folder: Path | str, dtype: torch.dtype = torch.float32, device: torch.d
     try:
         with torch.inference_mode():
             model.answer_logits([[0, 0]], [[0]])
+            model.prefill([[0, 0]], 1)
+    except UserError as error:
+        raise UserError(error.what, file=folder, remedy=error.remedy) from None
     except Exception as error:  # a config may ask for anything
-        what = f"the model fails to read two tokens: {first_line(error)}"
+        what = f"the model fails to read two tokens, at once or with a cache: {first_line(error)}"
         raise UserError(what, file=folder, remedy="use another model") from None
     return model
 

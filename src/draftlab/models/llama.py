@@ -507,14 +507,18 @@ def _apart(weight: Float[Tensor, "rows ..."], dim: int) -> Float[Tensor, "rows .
     return weight.view(-1, dim // 2, 2, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)
 
 
+ROPES = ("rope_parameters", "rope_scaling")
+"""Keys of a config that say how positions rotate: that of ``transformers`` 5, and that of versions before."""
+
+
 def can_read(config: Mapping[str, Any]) -> bool:
     """Whether ``load`` can read this config: a plain Llama or Qwen2 without further biases, scaled positions or another activation."""
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    ropes = [config.get(name) or {} for name in ROPES]
     return (
         config.get("model_type") in ("llama", "qwen2")
         and config.get("architectures") in (["LlamaForCausalLM"], ["Qwen2ForCausalLM"])
         and not config.get("use_sliding_window")
-        and rope.get("rope_type", rope.get("type", "default")) == "default"
+        and all(rope.get("rope_type", rope.get("type", "default")) == "default" for rope in ropes)
         and config.get("hidden_act", "silu") == "silu"
         and not config.get("attention_bias")
         and not config.get("mlp_bias")
@@ -526,18 +530,20 @@ def load(folder: Path | str, dtype: torch.dtype = torch.float32, device: torch.d
     """Read a ``LlamaForCausalLM`` folder; a ``UserError`` names what is missing, damaged or has the wrong shape."""
     folder = Path(folder)
     fields = read_config(folder)
-    rope = fields.get("rope_parameters") or {}
-    defaults = {
-        "num_key_value_heads": fields["num_attention_heads"],
-        "rope_theta": rope.get("rope_theta") or 10000.0,
-    }
+    thetas = [(fields.get(name) or {}).get("rope_theta") for name in ROPES]  # transformers lets these prevail
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
-    fields = defaults | {name: value for name, value in given.items() if value is not None}
+    fields = {"num_key_value_heads": fields["num_attention_heads"]}
+    fields |= {name: value for name, value in given.items() if value is not None}
+    fields |= {"rope_theta": next(filter(None, [*thetas, given.get("rope_theta")]), 10000.0)}
     fields |= {"qkv_bias": fields.get("model_type") == "qwen2"}
     names = {field.name for field in dataclasses.fields(LlamaConfig)}
     config = LlamaConfig(**{name: value for name, value in fields.items() if name in names})
     model = Llama(config, torch.device("meta"))
     tensors = read_weights(folder, device or torch.device("cpu"))
+    if config.tie_word_embeddings and "lm_head.weight" in tensors:
+        if not torch.equal(tensors["lm_head.weight"], tensors["model.embed_tokens.weight"]):
+            what = "config.json says that the head is the embedding, but the folder has another head"
+            raise UserError(what, file=folder, remedy="set tie_word_embeddings to false, or remove lm_head.weight")
     try:
         state = _from_hub(config, tensors)
         kept = {"kept": state.pop("kept")} if config.head_tokens else {}

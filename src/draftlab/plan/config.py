@@ -71,12 +71,14 @@ class RunConfig(Settings):
     @property
     def has_own_models(self) -> bool:
         """Whether the models, their sizes or their prompts may differ from the scale's, and so from those of a paper."""
-        return any((self.target, self.draft, self.models, self.sizes, self.template, self.answers))
+        return any(
+            (self.dataset, self.target, self.draft, self.models, self.sizes, self.template, self.answers)
+        )
 
     @property
     def default_name(self) -> str:
         """The scale and the keys that change it: the folder of the results, if ``name`` gives no other."""
-        keys = ("sizes", "raw", "dataset", "target", "draft", "models")
+        keys = ("sizes", "raw", "dataset", "target", "draft", "models", "template", "answers")
         return "-".join([self.scale, *(key for key in keys if getattr(self, key))])
 
 

@@ -13,6 +13,7 @@ from draftlab.core.measure import Measure
 from draftlab.core.settings import Dataset, Settings
 from draftlab.data import registry
 from draftlab.errors import UserError
+from draftlab.files.tables import LEDGERS
 from draftlab.files.yaml_files import Place, read_yaml
 from draftlab.plan.figure import Figure, Shown
 from draftlab.plan.grids import Axis, combinations, validated
@@ -180,8 +181,9 @@ def place(file: Path | str, scale: Scale) -> Place:
 
 def load_experiment(path: Path) -> Experiment:
     """Read and check one experiment: every cell of every scale is built once."""
-    if not NAME.fullmatch(path.stem):
-        raise UserError("not an experiment's name", file=path, remedy="use only lower-case letters, digits and _")
+    if not NAME.fullmatch(path.stem) or path.stem in LEDGERS:
+        remedy = f"use only lower-case letters, digits and _, and not {' or '.join(LEDGERS)}"
+        raise UserError("not an experiment's name", file=path, remedy=remedy)
     experiment = validated(Experiment, _expanded(read_yaml(path), Place(path)), Place(path))
     if experiment.stage not in STAGES:
         remedy = f"allowed: {', '.join(sorted(STAGES))}"

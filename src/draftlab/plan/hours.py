@@ -85,7 +85,7 @@ def updating(card: Card, model: Sizes, rows: int, length: int, forwards: int = 1
 
 def seconds(run: Run, job: Job, card: Card, prompt: int) -> float | None:
     """Seconds of a job on a card, with prompts of ``prompt`` tokens and answers of the greatest length; None where that is not modelled."""
-    if not has_gpu(run, job.rule):
+    if not has_gpu(run, job.rule, job.pair):
         return None
     if job.rule in STAGES:
         name, _, cell = job.name.partition("/")

@@ -96,9 +96,9 @@ def memory_mb(run: Run, job: Job) -> int:
     return max(LEAST_MB, math.ceil((job.host or 0) / 5e8) * 500) if given is None else given
 
 
-def has_gpu(run: Run, rule: str) -> bool:
-    """Whether the jobs of a rule run on a GPU."""
-    return run.settings.asked(rule).gpu > 0
+def has_gpu(run: Run, rule: str, pair: str) -> bool:
+    """Whether the jobs of a rule for this pair run on a GPU."""
+    return run.settings.asked(rule, pair).gpu > 0
 
 
 def _model(run: Run, pair: str, role: str) -> Job:
@@ -124,7 +124,7 @@ def rows_of(pair: Pair, context: int) -> int:
 def _answer(run: Run, pair: str, name: str) -> Job:
     settings = run.settings.pairs[pair]
     disk, peak = _pass(run, pair, name), _decoding(settings, ["target"])
-    work = 0 if has_gpu(run, "answer") else peak or 0
+    work = 0 if has_gpu(run, "answer", pair) else peak or 0
     memory = None if peak is None else host(_weights(settings, "target"), disk, 0, work)
     return Job("answer", pair, name, peak, memory, disk)
 
@@ -132,7 +132,7 @@ def _answer(run: Run, pair: str, name: str) -> Job:
 def _pairs(run: Run, pair: str, name: str) -> Job:
     settings = run.settings.pairs[pair]
     peak, disk = _decoding(settings, ["target", "draft"]), _logits(run, pair)
-    work = 0 if has_gpu(run, "pairs") else peak or 0
+    work = 0 if has_gpu(run, "pairs", pair) else peak or 0
     weights = _weights(settings, "target") + _weights(settings, "draft")
     memory = None if peak is None else host(weights, 0, disk, work)
     return Job("pairs", pair, name, peak, memory, disk)
@@ -197,7 +197,7 @@ def _host(run: Run, name: str, cell: str, stage: str, peak: int) -> int:
             passes += _pass(run, pair, file)
         elif kind == "pairs" and file.endswith(".safetensors"):
             logits += _logits(run, pair)
-    return host(weights, passes, logits, 0 if has_gpu(run, stage) else peak)
+    return host(weights, passes, logits, 0 if has_gpu(run, stage, run.pair_of(name, cell)) else peak)
 
 
 def _peak(run: Run, settings: Any) -> int | None:

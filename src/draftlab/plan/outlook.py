@@ -24,7 +24,7 @@ def lines(run: Run, gpu: str, card: Card, *, prompt: int = 256, gpus: int = 1) -
     hours = {job: taken / 3600 for job in every if (taken := seconds(run, job, card, prompt)) is not None}
     yield from _by_rule(run, every, hours)
     if hours:
-        unknown = sorted({job.rule for job in every if job not in hours and has_gpu(run, job.rule)})
+        unknown = sorted({job.rule for job in every if job not in hours and has_gpu(run, job.rule, job.pair)})
         yield f"GPU, h: on {gpu}, prompts of {prompt} tokens, answers as long as they may be; without {', '.join(unknown) or 'exception'}"
         longest = max((taken for job, taken in hours.items() if job.rule not in STAGES), default=0.0)
         longest += max((taken for job, taken in hours.items() if job.rule in STAGES), default=0.0)
@@ -34,7 +34,7 @@ def lines(run: Run, gpu: str, card: Card, *, prompt: int = 256, gpus: int = 1) -
         if taken * 60 > (limit := run.settings.asked(job.rule, job.pair).runtime):
             yield f"requests {limit} min, may take {taken * 60:,.0f}: {job.rule} {job.pair} {job.name}"
     yield from _downloads(run)
-    large = [job for job in every if job.peak and job.peak > card.memory * 2**30 and has_gpu(run, job.rule)]
+    large = [job for job in every if job.peak and job.peak > card.memory * 2**30 and has_gpu(run, job.rule, job.pair)]
     for job in large:
         yield f"does not fit {gpu} ({card.memory:g} GB): {job.rule} {job.pair} {job.name}, {(job.peak or 0) / 2**30:,.1f} GB"
     if not large:
@@ -47,7 +47,7 @@ def _by_rule(run: Run, every: Sequence[Job], hours: Mapping[Job, float]) -> Iter
     for rule in dict.fromkeys(job.rule for job in every):
         of_rule = [job for job in every if job.rule == rule]
         peaks = [job.peak for job in of_rule if job.peak]
-        peak = f"{max(peaks) / 1e9:,.1f}" if peaks and has_gpu(run, rule) else "-"
+        peak = f"{max(peaks) / 1e9:,.1f}" if peaks and any(has_gpu(run, job.rule, job.pair) for job in of_rule) else "-"
         taken = f"{sum(hours[job] for job in of_rule):,.1f}" if all(job in hours for job in of_rule) else "-"
         host, disk = max(memory_mb(run, job) for job in of_rule) / 1e3, sum(job.disk for job in of_rule) / 1e9
         yield f"{rule:<18}{len(of_rule):>6}{peak:>10}{taken:>9}{host:>10,.1f}{disk:>10,.1f}"

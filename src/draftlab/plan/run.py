@@ -221,13 +221,15 @@ def _value(text: str) -> Any:
         return text
 
 
-def _read_scale(path: Path) -> Any:
+def _read_scale(path: Path, above: tuple[Path, ...] = ()) -> Any:
     """A scale's values merged over those of the scale that it ``extends``."""
     values = read_yaml(path)
     if not isinstance(values, dict) or "extends" not in values:
         return values
     base = path.with_name(f"{values.pop('extends')}.yaml")
-    return _merged(_read_scale(base), values)
+    if base in (path, *above):
+        raise UserError(f"extends: {base.stem} extends itself", file=path, remedy="name another scale")
+    return _merged(_read_scale(base, (path, *above)), values)
 
 
 def _merged(base: Any, values: Any) -> Any:

@@ -33,8 +33,10 @@ def read_times(files: Iterable[Path]) -> dict[str, float]:
     """Seconds of each job by its name; later files and lines replace earlier ones."""
     times: dict[str, float] = {}
     for file in filter(Path.is_file, files):
-        rows = csv.reader(file.read_text(encoding="utf-8").splitlines(), delimiter="\t")
-        times |= {row[0]: float(row[1]) for row in rows if len(row) == 2 and row[1]}
+        text = file.read_text(encoding="utf-8", errors="replace").replace("\0", "")
+        for row in csv.reader(text.splitlines(), delimiter="\t"):
+            with contextlib.suppress(ValueError, IndexError):  # a line that a power failure cut, or one without a time
+                times[row[0]] = float(row[1])
     return times
 
 

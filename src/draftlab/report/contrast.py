@@ -90,8 +90,9 @@ class Tables:
         require_columns(table, [*measure.columns, *by], selection.table)
         used = [*measure.columns, *by, *tidy.ID_COLUMNS]
         chosen = table.loc[matches(table, selection.where, selection.table), [key for key in table if key in used]]
-        below = chosen[measure.denominator].astype(float) if measure.denominator else 1.0
-        pair = pd.DataFrame({"above": chosen[measure.numerator].astype(float), "below": below}, index=chosen.index)
+        above = chosen[measure.numerator].astype(float)
+        below = chosen[measure.denominator].astype(float) if measure.denominator else pd.Series(1.0, above.index)
+        pair = pd.DataFrame({"above": above, "below": below.where(above.notna())})  # a row without a value counts nowhere
         exact = tidy.resampled_column(table) is None
         pair = pair if exact else pair.assign(unit=tidy.resampled_ids(chosen))
 
@@ -189,9 +190,30 @@ def _relate(contrast: Contrast, one: pd.DataFrame, two: pd.DataFrame, tables: Ta
         sides = _estimate(contrast.left, one, tables).estimate, _estimate(other, two, tables).estimate
         return Interval(100 * sides[0] / sides[1] + less if percent else sides[0] - sides[1], np.nan, np.nan, len(one))
     units = one.index.union(two.index, sort=False)
+    freedom = None if len(units) < len(one) + len(two) else _freedom(one, two)
     one, two = one.reindex(units, fill_value=0.0), two.reindex(units, fill_value=0.0)
     left, right = (one["above"], one["below"]), (two["above"], two["below"])
-    return shift(stats.percent_of(left, right), less) if percent else stats.ratio_difference(*left, *right)
+    value = shift(stats.percent_of(left, right), less) if percent else stats.ratio_difference(*left, *right)
+    return replace(value, freedom=freedom)
+
+
+def _freedom(one: pd.DataFrame, two: pd.DataFrame) -> float | None:
+    """The degrees of freedom of a difference between two ratios over different units (Welch and Satterthwaite).
+
+    With the variance ``v`` of each ratio over ``n`` units they are ``(v1 + v2)^2 / (v1^2 / (n1 - 1) + v2^2 / (n2 - 1))``: those of the
+    side that varies most. None if a side has one unit, whose variance is not known.
+    """
+    if min(len(one), len(two)) < 2:
+        return None
+    variances = [_variance(side) for side in (one, two)]
+    below = sum(variance**2 / (len(side) - 1) for variance, side in zip(variances, (one, two), strict=True))
+    return sum(variances) ** 2 / below if below > 0 else None
+
+
+def _variance(sums: pd.DataFrame) -> float:
+    """The variance of ``sum(above) / sum(below)`` over units, to first order."""
+    rest = sums["above"] - sums["below"] * (sums["above"].sum() / sums["below"].sum())
+    return float((rest**2).sum() / sums["below"].sum() ** 2) * len(sums) / (len(sums) - 1)
 
 
 # --- rows of a table ---------------------------------------------------------------------------------------------
@@ -242,7 +264,7 @@ def sort_groups(table: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
 
 def shift(interval: Interval, by: float) -> Interval:
     """Move an interval by a constant."""
-    return Interval(interval.estimate + by, interval.low + by, interval.high + by, interval.n)
+    return replace(interval, estimate=interval.estimate + by, low=interval.low + by, high=interval.high + by)
 
 
 def correct(interval: Interval, comparisons: int) -> Interval:
@@ -250,26 +272,35 @@ def correct(interval: Interval, comparisons: int) -> Interval:
 
     Each half is stretched by Student's quantile, because the bootstrap alone is too narrow for few units: over 3 it covers 77 %.
     """
-    stretch = _quantile(comparisons, interval.n) / _quantile(1)
+    stretch = _quantile(comparisons, _degrees(interval)) / _quantile(1)
     middle = interval.estimate
-    ends = middle - (middle - interval.low) * stretch, middle + (interval.high - middle) * stretch
-    return Interval(middle, *ends, interval.n)
+    return replace(
+        interval, low=middle - (middle - interval.low) * stretch, high=middle + (interval.high - middle) * stretch
+    )
 
 
 def smallest_detectable(interval: Interval, comparisons: int, power: float) -> float:
     """The smallest difference that would be detected with probability ``power``, from the interval's width; NaN without an interval."""
     error = (interval.high - interval.low) / (2 * _quantile(1))
-    return (_quantile(comparisons, interval.n) + NormalDist().inv_cdf(power)) * error
+    return (_quantile(comparisons, _degrees(interval)) + NormalDist().inv_cdf(power)) * error
 
 
-def _quantile(comparisons: int, units: int = 0) -> float:
-    """How many bootstrap standard errors a 95 % interval extends to each side, for so many comparisons; without units, as for many."""
+def _degrees(interval: Interval) -> float:
+    """The degrees of freedom of an interval's standard error."""
+    return interval.n - 1 if interval.freedom is None else interval.freedom
+
+
+def _quantile(comparisons: int, degrees: float = 0) -> float:
+    """How many bootstrap standard errors a 95 % interval extends to each side, for so many comparisons; without degrees, as for many.
+
+    The bootstrap divides by ``n`` where ``n - 1`` is right, hence the root.
+    """
     level = 1 - (1 - stats.CONFIDENCE) / (2 * comparisons)
-    if units < 2:
+    if degrees <= 0:
         return NormalDist().inv_cdf(level)
     from scipy.special import stdtrit  # slow to load
 
-    return math.sqrt(units / (units - 1)) * float(stdtrit(units - 1, level))
+    return math.sqrt(1 + 1 / degrees) * float(stdtrit(degrees, level))
 
 
 def bounds(interval: Interval) -> tuple[float, float]:

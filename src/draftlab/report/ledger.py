@@ -238,9 +238,11 @@ def _gaps(
             printed = round(row["value"] - other["value"], 9)  # so that 0.67 - 0.65 is no more than a margin of 0.02
             if other_rule is None or (abs(printed) <= rule.margin and not rule.alike):
                 continue
-            against = _filters(other_rule, other["settings"])
+            beside = settings.get("ours")
+            against = {**filters, **beside} if isinstance(beside, dict) else _filters(other_rule, other["settings"])
             if against is not None and against.get("measure") == filters.get("measure"):
-                result = compute(Contrast(rule.select(filters), other_rule.select(against)), tables)
+                theirs = (rule if beside else other_rule).select(against)
+                result = compute(Contrast(rule.select(filters), theirs), tables)
                 later = position[other["claim_id"]] > position[row["claim_id"]]
                 if result is not None and later and _compares(other, other_rule, row, published):
                     shared.append(_name(row, other))
@@ -274,7 +276,7 @@ def _filters(rule: Rule, settings: Mapping[str, str]) -> dict[str, Any] | None:
 
 def _neighbours(row: Mapping[str, Any], change: Mapping[str, Any], published: Published) -> list[dict[str, Any]]:
     """The printed numbers whose setting equals that of ``row`` except for ``change``, as far as both name the same settings."""
-    change = dict(change)
+    change = {key: value for key, value in change.items() if key != "ours"}
     claim = change.pop("claim", row["claim"])
     shared = {key: value for key, value in row["settings"].items() if key not in change}
     return [

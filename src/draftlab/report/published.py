@@ -75,7 +75,7 @@ class Rule(Estimand):
     - ``where``: for each printed setting, the filter of the table's columns that each of its values stands for. ``same`` means a column
       of that name with that value. A value that is not listed was not run. Filters ``table`` and ``measure`` override the rule's.
     - ``against``: settings of the printed numbers from which ours must differ with the printed sign; printed differences up to
-      ``margin`` are ignored.
+      ``margin`` are ignored. With ``ours`` the rows to compare are those of this number with these filters, not those of the other.
     - ``level``: a constant that ours must lie above or below, as printed.
     - ``alike``: do not ignore a printed difference up to ``margin``; ours must be as small.
     - ``tolerance``: how close ours must be for ``reproduced``, at the scales of ``same_setting``.
@@ -83,7 +83,7 @@ class Rule(Estimand):
     """
 
     where: dict[str, Literal["same"] | dict[Scalar, dict[str, Any]]]
-    against: list[dict[str, Scalar]] = []
+    against: list[dict[str, Scalar | dict[str, Scalar]]] = []
     level: float | None = None
     margin: float = 0.02
     alike: bool = False

@@ -75,7 +75,7 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
 
     from draftlab.latency.pair import load_inflated
     from draftlab.models.weights import model_size
-    from draftlab.train.break_even import affordable, measure, priced
+    from draftlab.train.break_even import LARGER, affordable, measure, priced
     from draftlab.train.folders import Folders
     from draftlab.train.learning import Effort, train
     from draftlab.train.online import serve, serve_unchanged
@@ -123,7 +123,7 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     steps = math.ceil(len(chosen) / settings.batch)
     train(Scene(larger, None, traffic.answers, inputs.max_new_tokens, ()), chosen, steps, settings)
     rows = serve_unchanged(larger, stream, settings.draft_len)
-    runs["larger", 0] = price(rows, name="larger", update="update larger", share=steps / len(stream))
+    runs["larger", 0] = price(rows, name="larger", update=LARGER, share=steps / len(stream))
     costs = {f"static_{unit}": static[f"serve_{unit}"].to_numpy() for unit in ("seconds", "gb")}
     frames = [rows.assign(contender=name, update_interval=number, **costs) for (name, number), rows in runs.items()]
     table = pd.concat(frames, ignore_index=True).drop(columns=["group", "segment", "updates", "update_loss"])

@@ -293,8 +293,9 @@ def _prepare(
         pool = _arrive(settings, inputs, bench, "aside")
         chosen = pool.first(settings.warm_share, name)
     steps = settings.warm_epochs * math.ceil(len(chosen) / settings.batch)
-    if settings.warm_fair:
+    if settings.warm_fair:  # as many updates as online, each of as many requests
         steps = int(traffic.trains.sum()) // settings.update_interval
+        settings = settings.model_copy(update={"batch": settings.update_interval})
     scene = Scene(draft, None, pool.answers, inputs.max_new_tokens, ())
     effort = train(scene, chosen, steps, settings, checkpoint=_checkpoint(settings, bench, "warm"))
     return effort, set(chosen) if on_stream else set()
@@ -323,24 +324,24 @@ def _serve(
     served = traffic.take(left) if known else traffic
     due = [math.ceil(len(served) * (part + 1) / settings.probes) for part in range(settings.probes)]
 
-    def watch(start: int, end: int) -> list[pd.DataFrame]:
-        """Measure the draft on the held-out requests where a probe is due after ``start`` requests, up to ``end``."""
-        now = [count for count in due if start < count <= end]
-        held_out = _arrive(settings, inputs, bench, "held_out") if now else served
-        return [serve_unchanged(draft, held_out, settings.draft_len).assign(after=count) for count in now]
+    def probe(after: int) -> pd.DataFrame:
+        """Measure the draft on the held-out requests."""
+        held_out = _arrive(settings, inputs, bench, "held_out")
+        return serve_unchanged(draft, held_out, settings.draft_len).assign(after=after)
 
     if settings.learns:
         live = settings.live and live_server(
             folders.target(settings.device, inputs.dtype), inputs.max_new_tokens, folders.tokenizer.eos_ids
         )
         place = _checkpoint(settings, bench, f"{number}.checkpoint")
-        rows, spent = serve(draft, served, settings, server=live or replay_server, watch=watch, checkpoint=place)
+        server = live or replay_server
+        rows, spent = serve(draft, served, settings, server=server, probe=probe, probes=due, checkpoint=place)
         effort += spent
         if bench.labels.get("method") == settings.save != "":
             bench.once("saved", lambda: folders.save(draft, settings.draft, bench.out / "draft"))
     else:
         rows = serve_unchanged(draft, served, settings.draft_len)
-        rows = pd.concat([rows, *watch(0, len(served))], ignore_index=True)
+        rows = pd.concat([rows, *map(probe, due)], ignore_index=True)
     rows["after"] = rows["after"].fillna(0).astype(int) if "after" in rows else 0
     rows["split"] = np.where(rows["after"] > 0, "eval", "train")
     is_stream = rows["split"] == "train"

@@ -13,12 +13,15 @@ from jaxtyping import Float64
 from draftlab.core import theory
 from draftlab.models import LanguageModel
 from draftlab.train import training
-from draftlab.train.online import clock_of, learn, whole_answers
+from draftlab.train.online import clock_of, learn, replay_server, whole_answers
 from draftlab.train.settings import Serving
 from draftlab.train.traffic import Traffic
 
 STEPS = 8
 """Steps in one timing: a single step is too short for the clock."""
+
+LARGER = "update larger"
+"""The price of an update of the larger draft, which is distilled beforehand."""
 
 Prices = dict[str, Float64[np.ndarray, " measurements"]]
 """Measured seconds by name: a step of the ``draft`` or ``larger`` draft, reading a block (``target``), and each kind of update."""
@@ -78,8 +81,11 @@ def measure(
     context: int,
     measurements: int,
 ) -> Prices:
-    """Time every step and update in turn; the first measurement of each is left out, and copies of the drafts are updated."""
-    clock = clock_of(settings.device)
+    """Time every step and update in turn; the first measurement of each is left out, and copies of the drafts are updated.
+
+    An update of the small draft learns from the positions that serving leaves it, one of the larger draft from whole answers.
+    """
+    clock, rng = clock_of(settings.device), np.random.default_rng(settings.seed)
     prices: dict[str, list[float]] = {}
     prompt = [3] * context
     widths = {"draft": 1, "larger": 1, "target": settings.draft_len + 1}
@@ -88,7 +94,7 @@ def measure(
             name: model.prefill([prompt], widths[name] * STEPS)[0]
             for name, model in (("draft", draft), ("larger", larger), ("target", target))
         }
-    updates = {f"update {i}": (draft, i) for i in intervals} | {"update larger": (larger, settings.batch)}
+    updates = {f"update {i}": (draft, i) for i in intervals} | {LARGER: (larger, settings.batch)}
     learners = {name: copy.deepcopy(model) for name, (model, _) in updates.items()}
     optimizers = {name: training.adamw(model, settings.learning_rate) for name, model in learners.items()}
     for number in range(-1, measurements):
@@ -103,6 +109,9 @@ def measure(
             seconds[name] = (clock() - begin) / STEPS
         for name, (_, size) in updates.items():
             lessons = whole_answers(stream, number * size, size)
+            if name != LARGER:
+                requests = [lesson.request for lesson in lessons]
+                _, lessons = replay_server(learners[name], stream, requests, settings, rng)
             begin = clock()
             learn(learners[name], optimizers[name], lessons, settings)
             seconds[name] = clock() - begin

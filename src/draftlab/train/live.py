@@ -41,7 +41,7 @@ def live_server(target: LanguageModel, max_new_tokens: int, eos_ids: Collection[
             max_new_tokens=max_new_tokens,
             eos_ids=eos_ids,
             sampling=sampling,
-            generator=torch.Generator(target.device).manual_seed(int(rng.integers(2**62))),
+            generator=torch.Generator(target.device).manual_seed(int(rng.spawn(1)[0].integers(2**62))),
             observe=lambda request, block_logits: logits[request].append(block_logits),
         ).traces
         kept = target.vocab_size if traffic.answers.ids is None else traffic.answers.ids.shape[1]

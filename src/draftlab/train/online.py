@@ -10,7 +10,7 @@ import copy
 import hashlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -91,7 +91,8 @@ def served_by(
 
 @dataclass(frozen=True)
 class Stretch:
-    """Requests ``start`` to ``end``, all served by one state of the draft. At its end the draft ``updates``, or an earlier update ``arrives``."""
+    """Requests ``start`` to ``end``, all served by one state of the draft. At its end the draft may be probed, ``updates``, or an earlier
+    update ``arrives``."""
 
     start: int
     end: int
@@ -99,12 +100,14 @@ class Stretch:
     arrives: bool
 
 
-def stretches(trains: Bool[np.ndarray, " requests"], interval: int, lag: int) -> Iterator[Stretch]:
-    """Cut a stream after every ``interval``-th request that trains, and again ``lag`` requests later."""
+def stretches(
+    trains: Bool[np.ndarray, " requests"], interval: int, lag: int, probes: Collection[int] = ()
+) -> Iterator[Stretch]:
+    """Cut a stream after every ``interval``-th request that trains, again ``lag`` requests later, and where the draft is probed."""
     marks = np.flatnonzero(trains & (np.cumsum(trains) % interval == 0)) + 1
     updates, arrivals = set(marks.tolist()), set((marks + lag).tolist())
     start = 0
-    for end in sorted(point for point in updates | arrivals | {len(trains)} if point <= len(trains)):
+    for end in sorted(point for point in updates | arrivals | {len(trains), *probes} if point <= len(trains)):
         yield Stretch(start, end, end in updates, end in arrivals)
         start = end
 
@@ -142,19 +145,20 @@ def serve(
     settings: Serving,
     *,
     server: Server = replay_server,
-    watch: Callable[[int, int], list[pd.DataFrame]] = lambda start, end: [],
+    probe: Callable[[int], pd.DataFrame] | None = None,
+    probes: Collection[int] = (),
     checkpoint: Path | None = None,
 ) -> tuple[pd.DataFrame, Effort]:
     """Serve ``traffic`` with ``draft``, which learns on the way; one row of counts per request, with the loss of the update after it.
 
-    With a ``lag``, a copy learns, and its weights reach the served draft that many requests later. ``watch(start, end)`` is called after
-    each stretch, and its rows are appended. A killed replay without a ``lag`` resumes from ``checkpoint``.
+    With a ``lag``, a copy learns, and its weights reach the served draft that many requests later. After each number of requests in
+    ``probes``, and an update that is due there, ``probe`` is called with this number, and its rows are appended. A killed replay without a ``lag`` resumes from ``checkpoint``.
     """
     learner = copy.deepcopy(draft) if settings.lag else draft
     optimizer = training.adamw(learner, settings.learning_rate)
     run = _Progress(np.random.default_rng(settings.seed), deque(maxlen=settings.buffer or None))
     pending: deque[dict[str, Tensor]] = deque()
-    plan = list(stretches(traffic.trains, settings.update_interval, settings.lag))
+    plan = list(stretches(traffic.trains, settings.update_interval, settings.lag, probes))
     first, notes = 0, dict[str, Any]()
     checkpoint = checkpoint if server is replay_server and not settings.lag else None
     identity = _identity(draft, traffic, settings) if checkpoint else ""
@@ -177,7 +181,8 @@ def serve(
             with torch.no_grad():
                 for name, value in draft.named_parameters():
                     value.copy_(arrived[name])
-        run.frames += watch(stretch.start, stretch.end)
+        if probe and stretch.end in probes:
+            run.frames.append(probe(stretch.end))
         if checkpoint and time.monotonic() - saved > training.CHECKPOINT_SECONDS:
             training.save_checkpoint(checkpoint, identity, learner, optimizer, number + 1, run.notes())
             saved = time.monotonic()
@@ -196,7 +201,7 @@ def _update(learner: LanguageModel, optimizer: torch.optim.Optimizer, run: _Prog
     rows.loc[len(rows) - 1, "updates"] = int(positions > 0)
     rows.loc[len(rows) - 1, "update_loss"] = loss
     run.effort.positions += positions
-    run.effort.tokens += sum(lesson.length for lesson in lessons)
+    run.effort.tokens += sum(lesson.length for lesson in lessons if len(lesson.where))
     run.effort.updates += positions > 0
     if settings.replay:
         past.extend(run.fresh)
