@@ -497,6 +497,15 @@ def test_a_verifier_is_tested_with_at_least_one_draft() -> None:
         command.run("single", "distribution", "iid", 0, Budget())
 
 
+def test_an_error_in_one_s_own_verifier_names_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = f"mine_{tmp_path.name}"
+    (tmp_path / f"{module}.py").write_text("def boom(target_probs, draft_probs, tokens):\n    return 1 / 0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError, match=r"boom raised ZeroDivisionError: division by zero") as error:
+        verify_lossless(verifier=f"{module}:boom")
+    assert (error.value.file, error.value.line) == (str(tmp_path / f"{module}.py"), 2)
+
+
 def test_command_on_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = sample_file(tmp_path, 500)
     command.run_on_file(path, Budget())

@@ -281,3 +281,12 @@ def test_every_real_file_is_recognised_and_a_run_on_it_reads_the_same(shared: Pa
 
 def test_every_format_has_a_cleaner() -> None:
     assert {name for name, _ in formats.FORMATS} <= set(CLEANERS)
+
+
+def test_a_folder_and_a_negative_limit_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="a folder, not a file"):
+        check.check(tmp_path)
+    file = tmp_path / "p.txt"
+    file.write_text("one\ntwo\n")
+    with pytest.raises(UserError, match="--max-chars -5"):
+        check.check(file, max_chars=-5)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from draftlab.data.prompts import Prompt
 from draftlab.data.streams import Stream, arrange, shares_over_time
@@ -174,6 +175,17 @@ def test_rows_without_a_label_stay_out() -> None:
 def test_refusals(stream: Stream, message: str) -> None:
     with pytest.raises(UserError, match=message):
         arrange(requests(a=2, b=2), stream)
+
+
+@pytest.mark.parametrize("numbers", [{"per_group": -1}, {"skip": -1}, {"weights": (float("nan"), 1.0)}])
+def test_numbers_that_mean_nothing_are_refused(numbers: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        Stream(kind="iid", **numbers)
+
+
+def test_no_requests_at_all_are_said_to_be_none() -> None:
+    with pytest.raises(UserError, match="there are no requests"):
+        arrange([], Stream(kind="shuffled"))
 
 
 def test_shares_over_time() -> None:

@@ -17,6 +17,7 @@ from draftlab.files import digests, registries
 from draftlab.plan.experiment import PROFILES
 from draftlab.stages import STAGES, acceptance
 from draftlab.train import sources
+from tests.pair import small_llama
 
 WORKFLOW = Path(__file__).resolve().parents[2] / "workflow"
 
@@ -719,6 +720,17 @@ def test_one_model_of_one_pair_can_be_named():
         plan.load_run({"scale": "smoke", "models": {"main.drat": "x"}}, WORKFLOW)
     with pytest.raises(UserError, match="no such file or folder"):
         plan.load_run({"scale": "smoke", "models": {"target": "nosuch.gguf"}}, WORKFLOW)
+
+
+def test_a_target_without_a_template_is_refused_before_anything_runs(tmp_path):
+    small_llama(16, 0).save(tmp_path / "target")
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "how much is 1 + 1?"}\n')
+    given = {"scale": "traffic", "target": str(tmp_path / "target"), "dataset": str(tmp_path / "prompts.jsonl")}
+    with pytest.raises(UserError, match="no chat template .name one: template=plain"):
+        plan.load_run(given, WORKFLOW)
+    plan.load_run(given | {"template": "plain"}, WORKFLOW)
+    (tmp_path / "target/chat_template.jinja").write_text("{{ messages }}")
+    plan.load_run(given, WORKFLOW)
 
 
 def test_a_package_is_a_target_with_a_template_of_its_own(tmp_path):

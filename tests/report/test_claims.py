@@ -58,6 +58,7 @@ MORE = {
     "osd_draft_size_t5": {"request_id": 120},
     "osd_latency_length": {"block": 60, "repeat": 60},
     "osd_shift_sharp": {"stream_index": 240},
+    "osd_shift_smooth": {"stream_index": 240},
 }
 """Units of the tables whose claims need small intervals."""
 
@@ -356,6 +357,15 @@ def _backwards(table):
     return table.assign(stream_index=table["stream_index"].max() - table["stream_index"])
 
 
+@pytest.mark.parametrize(("scale", "judged"), [("laptop", True), ("smollm2", False)])
+def test_shifts_are_judged_where_the_stream_has_them(known, tables, scale, judged):
+    claims = ["osd.recovers_after_shift", "osd.recovers_within_200_records", "F4.shift_min_after_boundary/spider/online"]
+    facts = _only(known, *(claim.split("/")[0] for claim in claims))
+    rows = _verdicts(facts, tables, scale).loc[claims]
+    assert (rows["verdict"] != "not run at this scale").eq(judged).all()
+    assert rows["note"].str.contains("shifts elsewhere").eq(not judged).all()
+
+
 def test_a_latency_is_compared_with_the_target_alone_on_the_same_requests(known, tables):
     """Not with that of ``osd_latency_alpha``, which is missing here."""
     claim = "T3.latency_by_dataset/vicuna-7b/llama-160m/gsm8k/osd"
@@ -413,7 +423,7 @@ def test_a_latency_is_compared_with_the_target_alone_on_the_same_requests(known,
         (
             "osd.gradual_shift_without_drop",
             "osd_shift_smooth",
-            lambda t: t.assign(overlap=t["overlap"] * (1 - 0.4 * (t["stream_index"] >= 30))),
+            lambda t: t.assign(overlap=t["overlap"] * (1 - 0.4 * (t["stream_index"] >= 120))),
         ),
         ("osd.mixed_streams_keep_both", "osd_two_mix", _backwards),
         ("osd.classes_improve", "osd_arena_topic", _backwards),

@@ -11,7 +11,7 @@ from draftlab.core import stats
 from draftlab.core.measure import Measure
 from draftlab.errors import UserError
 from draftlab.report import tidy
-from draftlab.report.contrast import Contrast, Selection, Tables, compute, compute_each, correct, decide, show
+from draftlab.report.contrast import Contrast, Selection, Tables, compute, compute_each, correct, decide, digits_of, show
 
 RATE = Measure("hits", "tries")
 A, B = Selection("t", RATE, {"method": "a"}), Selection("t", RATE, {"method": "b"})
@@ -67,6 +67,19 @@ def test_sides_without_a_common_request_have_the_freedom_of_the_side_that_varies
     assert width > correct(by_rows, 1).high - correct(by_rows, 1).low
     paired = Contrast(Selection("t", RATE), Selection("t", RATE, {"dataset": ["a"]}))
     assert compute(paired, Tables({"t": rows})).value.freedom is None
+
+
+@pytest.mark.parametrize("ids", [(0, 1), (0, 0)])
+def test_nothing_is_decided_by_a_side_of_one_request(ids):
+    rows = pd.DataFrame({"method": ["a", "b"], "request_id": ids, "hits": [9, 1], "tries": 10})
+    value = compute(Contrast(A, B), Tables({"t": rows})).value
+    assert (value.estimate, value.low, value.high) == (pytest.approx(0.8), -math.inf, math.inf)
+    assert decide(correct(value, 3)) == "level"
+    assert show(value, 1) == "0.8"
+    assert digits_of([value], 2) == 2
+    assert decide(compute(Contrast(A, 0.5), Tables({"t": rows})).value) == "level"
+    exact = Tables({"t": rows.drop(columns="request_id")})
+    assert decide(compute(Contrast(A, B), exact).value) == decide(compute(Contrast(A, 0.5), exact).value) == "more"
 
 
 def test_a_row_without_a_value_counts_nowhere(rows):

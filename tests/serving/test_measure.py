@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from numpy.testing import assert_allclose
 
+from draftlab.errors import UserError
 from draftlab.serving import load, measure, profiles
 from draftlab.serving.acceptance import from_alpha
 
@@ -26,3 +28,9 @@ def test_a_pair_is_measured_and_simulated(tmp_path: Path) -> None:
     assert again.draft is not None
     assert again.draft.tokens[256] < again.target.tokens[256]
     assert set(load.best_lengths(again, from_alpha(0.9), [0, 2])["best_draft_len"]) <= {0, 2}
+
+
+@pytest.mark.parametrize("given", [{"blocks": 0}, {"kv_tokens": 0}, {"max_sequences": 0}, {"seed": -1}])
+def test_what_cannot_be_measured_or_written_is_refused_at_once(given: dict[str, int]) -> None:
+    with pytest.raises(UserError, match="measure at least one|give at least 1"):
+        measure.measure(measure.ProfileSettings(Path("no-such-model"), **given))

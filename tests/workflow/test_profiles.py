@@ -68,6 +68,7 @@ def test_a_profile_names_only_rules_and_gives_measurements_their_threads(name):
     assert len(MEASURED) > 10
     assert threads == dict.fromkeys(MEASURED, "1") | {"latency_interference": "2"}  # it trains beside serving
     assert not MEASURED & set(grouped)
+    assert "collect" not in grouped, "a cell may read a collected table, so a group of both would depend on itself"
     if name == "slurm":
         assert sorted(profile["set-resources"]) == sorted(f"{rule}:slurm_extra='--exclusive'" for rule in MEASURED)
 

@@ -35,8 +35,8 @@ PATIENCE = (
     "--latency-wait=10",
     "--cores=1",
     # A submission costs seconds, so that more than the profile groups is grouped.
-    *("--groups", "clean=data", "answer=answers", "offline=drafts", "collect=tables", "figure=tables"),
-    *("--group-components", "data=8", "answers=8", "drafts=4", "tables=8"),
+    *("--groups", "clean=data", "answer=answers", "offline=drafts", "figure=figures"),
+    *("--group-components", "data=8", "answers=8", "drafts=4", "figures=8"),
 )
 
 STAND_IN = """#!{python}

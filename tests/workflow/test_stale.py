@@ -89,3 +89,17 @@ def test_a_cut_intermediate_is_made_again_by_a_plain_rerun(folder: Path) -> None
     assert "damaged, or changed since it was written; making it again" in output
     assert ran(output) == {"answer"}
     assert file.read_bytes() == before
+
+
+def test_a_server_at_another_address_keeps_the_answers(folder: Path) -> None:
+    """Its address, and how many requests it gets at once, change no answer; how long the answers may be does."""
+
+    def planned(**changes: object) -> set[str]:
+        given = {"engine": "openai", "url": "http://a:1/v1", "batch": 4} | changes
+        answers = "{" + ", ".join(f"{key}: '{value}'" for key, value in given.items()) + "}"
+        how = ["--touch"] if not changes else ["-n"]
+        return ran(snakemake(folder, WANTED[0], *how, "--quiet", "host", "reason", *WORDS, f"answers={answers}"))
+
+    assert planned()
+    assert planned(url="http://b:2/v1", batch=8) == set()
+    assert "answer" in planned(max_new_tokens=7)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import json
 import math
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +23,7 @@ from draftlab.core.verify import VERIFIERS
 from draftlab.core.verify.path import PathVerifier
 from draftlab.core.verify.token import TokenVerifier
 from draftlab.core.verify.tree import TreeVerifier
-from draftlab.errors import UserError
+from draftlab.errors import UserError, first_line
 
 Form = Literal["distribution", "sampler", "samples"]
 SIGNATURES: dict[Form, tuple[str, ...]] = {
@@ -43,14 +45,31 @@ def run(spec: str, form: Form, drafting: Drafting, num_drafts: int, budget: Budg
     if isinstance(tested, TokenVerifier | PathVerifier | TreeVerifier):
         return _report(spec, check_verifier(tested, num_drafts, budget))
     _check_signature(tested, spec, form)
-    if form == "distribution":
-        result = Conformance({form: check_distribution(tested, drafting, num_drafts)}, {})
-    elif form == "sampler":
-        result = Conformance({}, {form: check_sampler(tested, drafting, num_drafts, budget)})
-    else:
-        pairs = ((torch.as_tensor(distribution), int(token)) for distribution, token in tested())
-        result = Conformance({}, {form: check_samples(pairs, budget)})
+    with _blaming(spec):
+        if form == "distribution":
+            result = Conformance({form: check_distribution(tested, drafting, num_drafts)}, {})
+        elif form == "sampler":
+            result = Conformance({}, {form: check_sampler(tested, drafting, num_drafts, budget)})
+        else:
+            pairs = ((torch.as_tensor(distribution), int(token)) for distribution, token in tested())
+            result = Conformance({}, {form: check_samples(pairs, budget)})
     _report(spec, result)
+
+
+@contextlib.contextmanager
+def _blaming(spec: str) -> Iterator[None]:
+    """Turn an error that comes from the module of ``spec`` into a ``UserError`` that names its line; other errors pass."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        file = sys.modules[spec.partition(":")[0]].__file__
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+        if not lines:
+            raise
+        what = f"{spec} raised {type(error).__name__}: {first_line(error)}"
+        raise UserError(what, file=file, line=lines[-1], remedy="repair the function") from None
 
 
 def run_on_file(samples: Path, budget: Budget) -> None:

@@ -146,7 +146,10 @@ def classify_file(
     """Label each request with its language or topic, and report how often this agrees with the label it came with."""
     labelled = read_jsonl(train, Prompt) if train else None
     classifier = classifier_of(method, label, labelled, model, device)
-    marked, agreement = classify(list(read_jsonl(prompts, Prompt)), classifier, label)
+    requests = list(read_jsonl(prompts, Prompt))
+    if not requests:
+        raise UserError("no requests", file=prompts, remedy="give prompts that draftlab data make has written")
+    marked, agreement = classify(requests, classifier, label)
     write_jsonl(out, marked)
     write_json(report, {"method": method, "accuracy": agreement.accuracy, **asdict(agreement)})
     print(f"{label}: {agreement.correct} of {agreement.labelled} predictions agree with the label")

@@ -13,7 +13,9 @@ from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING, Literal
 
-from draftlab.core.settings import Settings
+from pydantic import FiniteFloat
+
+from draftlab.core.settings import NonNegativeInt, Settings
 from draftlab.data.prompts import Prompt
 from draftlab.errors import UserError
 
@@ -46,12 +48,12 @@ class Stream(Settings):
     kind: Kind
     group_by: GroupBy = "dataset"
     groups: tuple[str, ...] = ()
-    per_group: int = 0
+    per_group: NonNegativeInt = 0
     fewer: bool = False
-    skip: int = 0
+    skip: NonNegativeInt = 0
     period: int = 100
     knots: tuple[float, ...] = ()
-    weights: tuple[float, ...] = ()
+    weights: tuple[FiniteFloat, ...] = ()
     gates: tuple[tuple[int, str], ...] = ()
     seed: int = 0
 
@@ -102,7 +104,10 @@ def arrange(prompts: Iterable[Prompt], stream: Stream) -> list[Prompt]:
 
 
 def _grouped(prompts: Iterable[Prompt], stream: Stream) -> dict[str, list[Prompt]]:
-    groups = _by_length(list(prompts)) if stream.group_by == "length" else _by_class(prompts, stream.group_by)
+    prompts = list(prompts)
+    if not prompts:
+        raise UserError("there are no requests to arrange", remedy="give prompts, and answers to them if those are asked for")
+    groups = _by_length(prompts) if stream.group_by == "length" else _by_class(prompts, stream.group_by)
     missing = [name for name in stream.groups if name not in groups]
     may_lack = stream.fewer and len(missing) < len(stream.groups)
     if not groups or (missing and not may_lack):

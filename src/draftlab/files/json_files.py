@@ -72,14 +72,16 @@ def read_jsonl(path: Path | str, kind: type[T]) -> Iterator[T]:
 
     This is for files that draftlab wrote. ``data.readers`` reads raw datasets, and keeps their good rows.
     """
-    repair = "repair the line, or run the step that makes the file again"
+    repair = "repair the line, or run the step that makes the file again; draftlab data make reads files of your own"
     try:
         with verify(path).open(encoding="utf-8", newline="\n") as file:
             for number, line in enumerate(file, 1):
                 try:
-                    yield kind(**json.loads(line))
+                    row = kind(**json.loads(line))
                 except (TypeError, ValueError, RecursionError) as error:
-                    raise UserError(f"not a {kind.__name__}: {error}", file=path, line=number, remedy=repair) from None
+                    what = f"not a {kind.__name__}: {str(error).removeprefix(f'{kind.__name__}.__init__() ')}"
+                    raise UserError(what, file=path, line=number, remedy=repair) from None
+                yield row
     except FileNotFoundError:
         raise UserError("no such file", file=path, remedy=ABSENT) from None
     except UnicodeDecodeError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -278,7 +279,12 @@ def _with_models(scale_pairs: Mapping[str, Pair], run: RunConfig) -> dict[str, P
     for name, pair in pairs.items():
         answers = pair.answers
         if pair.target.family == "llama":
-            template = run.template or ("own" if _has_template(given[name].get("target")) else answers.template)
+            target = given[name].get("target", "")
+            has_template, is_folder = _has_template(target), os.path.isdir(target)
+            template = run.template or ("own" if has_template and not is_folder else answers.template)
+            if template == "own" and not has_template and os.path.exists(target):
+                remedy = "name one: template=plain, vicuna_short or vicuna_v1.1 (draftlab verdict: --template)"
+                raise UserError("the target has no chat template", file=target, remedy=remedy)
             answers = answers.model_copy(update={"template": template})
         pairs[name] = pair.with_models(given[name]).model_copy(update={"answers": answers})
     if run.answers:
@@ -287,13 +293,17 @@ def _with_models(scale_pairs: Mapping[str, Pair], run: RunConfig) -> dict[str, P
     return pairs
 
 
-def _has_template(target: str | None) -> bool:
-    """Whether a target is a package, or a GGUF file with a chat template, which is then applied to its prompts."""
-    if not target or not is_gguf(target):
-        return package_of(target) is not None
-    from draftlab.files.gguf_header import read_header
+def _has_template(target: str) -> bool:
+    """Whether a target is a package, or a file or folder with a chat template. That of a file or package is applied to its prompts."""
+    if package_of(target) is not None:
+        return True
+    if is_gguf(target):
+        from draftlab.files.gguf_header import read_header
 
-    return "tokenizer.chat_template" in read_header(target).metadata
+        return "tokenizer.chat_template" in read_header(target).metadata
+    folder = Path(target)
+    said = folder / "tokenizer_config.json"
+    return (folder / "chat_template.jinja").exists() or (said.is_file() and "chat_template" in said.read_text("utf-8", "replace"))
 
 
 def _check_needs(settings: ScaleSettings, workflow: Path, where: Place) -> None:

@@ -147,7 +147,10 @@ def _compare(
     left = _estimate(contrast.left, one, tables)
     if not isinstance(contrast.right, Selection):
         level = contrast.right or 0.0
-        return Result(group, shift(left, -level), left, Interval(level, np.nan, np.nan, 0))
+        value = shift(left, -level)
+        if contrast.right is not None and len(one) < 2 and not tables.is_exact(contrast.left):
+            value = _undecided(value)
+        return Result(group, value, left, Interval(level, np.nan, np.nan, 0))
     if two is None:
         return None
     right = _estimate(contrast.right, two, tables)
@@ -190,21 +193,21 @@ def _relate(contrast: Contrast, one: pd.DataFrame, two: pd.DataFrame, tables: Ta
         sides = _estimate(contrast.left, one, tables).estimate, _estimate(other, two, tables).estimate
         return Interval(100 * sides[0] / sides[1] + less if percent else sides[0] - sides[1], np.nan, np.nan, len(one))
     units = one.index.union(two.index, sort=False)
-    freedom = None if len(units) < len(one) + len(two) else _freedom(one, two)
+    paired = len(units) < len(one) + len(two)
+    least = len(units) if paired else min(len(one), len(two))
+    freedom = None if paired or least < 2 else _freedom(one, two)
     one, two = one.reindex(units, fill_value=0.0), two.reindex(units, fill_value=0.0)
     left, right = (one["above"], one["below"]), (two["above"], two["below"])
     value = shift(stats.percent_of(left, right), less) if percent else stats.ratio_difference(*left, *right)
-    return replace(value, freedom=freedom)
+    return replace(value, freedom=freedom) if least > 1 else _undecided(value)
 
 
 def _freedom(one: pd.DataFrame, two: pd.DataFrame) -> float | None:
-    """The degrees of freedom of a difference between two ratios over different units (Welch and Satterthwaite).
+    """The degrees of freedom of a difference between two ratios, each over units of its own (Welch and Satterthwaite).
 
     With the variance ``v`` of each ratio over ``n`` units they are ``(v1 + v2)^2 / (v1^2 / (n1 - 1) + v2^2 / (n2 - 1))``: those of the
-    side that varies most. None if a side has one unit, whose variance is not known.
+    side that varies most. None if no side varies.
     """
-    if min(len(one), len(two)) < 2:
-        return None
     variances = [_variance(side) for side in (one, two)]
     below = sum(variance**2 / (len(side) - 1) for variance, side in zip(variances, (one, two), strict=True))
     return sum(variances) ** 2 / below if below > 0 else None
@@ -262,6 +265,11 @@ def sort_groups(table: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
 # --- intervals ---------------------------------------------------------------------------------------------------
 
 
+def _undecided(interval: Interval) -> Interval:
+    """The estimate from a single unit, whose spread is not known."""
+    return replace(interval, low=-math.inf, high=math.inf)
+
+
 def shift(interval: Interval, by: float) -> Interval:
     """Move an interval by a constant."""
     return replace(interval, estimate=interval.estimate + by, low=interval.low + by, high=interval.high + by)
@@ -305,7 +313,7 @@ def _quantile(comparisons: int, degrees: float = 0) -> float:
 
 def bounds(interval: Interval) -> tuple[float, float]:
     """Both ends of an interval; the estimate twice if there is no interval."""
-    known = np.isfinite(interval.low)
+    known = not np.isnan(interval.low)
     return (interval.low, interval.high) if known else (interval.estimate, interval.estimate)
 
 
@@ -317,7 +325,7 @@ def decide(interval: Interval, level: float = 0.0) -> Side:
 
 def digits_of(intervals: Sequence[Interval], otherwise: int) -> int:
     """How many decimals to show: the last one is at most a third of the median interval width; ``otherwise`` without intervals."""
-    widths = [width for interval in intervals if (width := interval.high - interval.low) > 1e-9]
+    widths = [width for interval in intervals if 1e-9 < (width := interval.high - interval.low) < math.inf]
     return min(max(1 - math.floor(math.log10(3 * float(np.median(widths)))), 0), 6) if widths else otherwise
 
 

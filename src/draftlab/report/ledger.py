@@ -86,7 +86,8 @@ def judge_claims(
     tables, checked = Tables(frames), run_checks(published)
     setting: Scale = "smoke" if own_models else scale
     rows = [_number_row(row, published, tables, scale, setting, checked) for row in records(published.numbers)]
-    rows += [_statement_row(name, claim, tables, setting, checked) for name, claim in published.statements.items()]
+    statements = published.statements.items()
+    rows += [_statement_row(name, claim, tables, scale, setting, checked) for name, claim in statements]
     return pd.DataFrame(rows)
 
 
@@ -98,8 +99,8 @@ def _row(claim: Mapping[str, str], judgement: Judgement, experiments: Sequence[s
     return {
         **claim,
         "ours": float(f"{ours.estimate:.6g}"),
-        "ci_low": float(f"{ours.low:.6g}"),
-        "ci_high": float(f"{ours.high:.6g}"),
+        "ci_low": _finite(ours.low),
+        "ci_high": _finite(ours.high),
         "n": ours.n or "",
         "unit": ", ".join(sorted(units)) if ours.n else "",
         "detectable": float(f"{judgement.detectable:.3g}"),
@@ -107,6 +108,11 @@ def _row(claim: Mapping[str, str], judgement: Judgement, experiments: Sequence[s
         "experiment": ", ".join(answered),
         "note": judgement.note,
     }
+
+
+def _finite(end: float) -> float:
+    """An end of an interval to six digits; NaN where its spread is not known."""
+    return float(f"{end:.6g}") if math.isfinite(end) else math.nan
 
 
 def _join(*notes: str) -> str:
@@ -192,7 +198,7 @@ def _judge_number(
 def _detectable(gaps: Sequence[Interval]) -> float:
     """The smallest difference that the least sensitive comparison would have detected; NaN if none has an interval."""
     sizes = [smallest_detectable(gap, len(gaps), POWER) for gap in gaps]
-    return max((size for size in sizes if not math.isnan(size)), default=math.nan)
+    return max(filter(math.isfinite, sizes), default=math.nan)
 
 
 def _judge_gap(gap: Interval, printed: float, rule: Rule, digit: float, comparisons: int) -> tuple[Verdict, str]:
@@ -306,11 +312,17 @@ def _signed(gap: Interval) -> str:
 
 
 def _statement_row(
-    name: str, statement: Statement, tables: Tables, setting: Scale, checked: Mapping[str, Sequence[Recomputed]]
+    name: str,
+    statement: Statement,
+    tables: Tables,
+    scale: Scale,
+    setting: Scale,
+    checked: Mapping[str, Sequence[Recomputed]],
 ) -> dict[str, Any]:
     results = itertools.chain.from_iterable(checked.values())
     failed = [result.note for result in results if result.check == statement.check and not result.holds]
-    judgement = _judge_statement(statement, tables, setting)
+    answerable = not statement.only or scale in statement.only
+    judgement = _judge_statement(statement, tables, setting) if answerable else replace(NOT_RUN, note=statement.why)
     if failed:
         judgement = replace(judgement, verdict="inconsistent in print", note=_join(*failed))
     elif judgement.ours is None and statement.check is not None:

@@ -132,7 +132,10 @@ class Comparison(Estimand):
 
 
 class Statement(Entry):
-    """A claim in words: ``comparisons`` list what our tables must show, ``check`` names what the printed numbers must show."""
+    """A claim in words: ``comparisons`` list what our tables must show, ``check`` names what the printed numbers must show.
+
+    ``only``: the scales whose tables can answer it (empty: all), and ``why`` others cannot.
+    """
 
     paper: Literal["OSD", "MDSS"]
     location: str
@@ -140,6 +143,8 @@ class Statement(Entry):
     comparisons: list[Comparison] = []
     check: str | None = None
     same_setting: list[Scale] = ["paper"]
+    only: list[Scale] = []
+    why: str = ""
     explanation: str = ""
 
 

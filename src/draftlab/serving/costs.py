@@ -50,7 +50,8 @@ class BlockCosts:
 def from_probes(rows: pd.DataFrame, context: float, seed: int = 0) -> BlockCosts:
     """BlockCosts at batch 1 and the nearest context, from probes of ``latency.cost.calibrate``: medians over resampled blocks.
 
-    Costs drift within minutes. Where they were probed at several moments, each draw takes place at one of them, as future requests will.
+    Costs drift within minutes. Where they were probed at several moments, each draw takes place at one of them, as future requests will, and
+    the estimate is the mean over moments: the medians of all together may combine costs that no moment has.
     """
     nearest = min(rows["context"].unique(), key=lambda c: abs(float(c) - context))
     probes = rows[(rows["context"] == nearest) & (rows["batch"] == 1)]
@@ -76,21 +77,20 @@ def from_probes(rows: pd.DataFrame, context: float, seed: int = 0) -> BlockCosts
     blocks = len(tables) // moments
     starts = rng.integers(0, moments, (DRAWS, 1)) * blocks
     resampled = starts + rng.integers(0, blocks, (DRAWS, moments * blocks))
-    drawn = np.vstack([np.arange(moments * blocks), resampled])
     lengths = np.arange(1.0, LONGEST + 1)
 
-    def medians(name: str) -> Float64[np.ndarray, "draws lengths"]:
+    def medians(name: str, least: float = -np.inf) -> Float64[np.ndarray, "draws lengths"]:
         """The cost of blocks of each length: a median over blocks, interpolated between the probed lengths."""
-        probed = np.array(tables[name].columns, dtype=float)
-        return np.stack(
-            [np.interp(lengths + 1, probed, row) for row in np.median(tables[name].to_numpy()[drawn], axis=1)]
-        )
+        values, probed = tables[name].to_numpy(), np.array(tables[name].columns, dtype=float)
+        at_moments = np.median(values.reshape(moments, blocks, -1), axis=1).clip(least)
+        drawn = np.median(values[resampled], axis=1).clip(least)
+        return np.stack([np.interp(lengths + 1, probed, row) for row in [at_moments.mean(axis=0), *drawn]])
 
     return BlockCosts(
         step=medians("step"),
         verify=np.pad(medians("verify"), ((0, 0), (1, 0)), constant_values=1.0),
-        catch_up=medians("catch_up").clip(0),
-        change=medians("change").clip(0),
+        catch_up=medians("catch_up", 0.0),
+        change=medians("change", 0.0),
         loop=medians("loop"),
         lookup=medians("lookup"),
         source=f"measured in llama.cpp on this machine at a context of {nearest}",

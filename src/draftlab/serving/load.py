@@ -225,6 +225,10 @@ def run(settings: LoadSettings, out: Path, progress: Callable[[str], None]) -> d
     draft_lens = settings.draft_lens
     if not draft_lens or min(draft_lens) < 0 or max(draft_lens) > LONGEST:
         raise UserError(f"draft lengths {draft_lens}", remedy=f"give lengths from 0 to {LONGEST}")
+    if not (settings.goal_first > 0 and settings.goal_per_token > 0):  # NaN is neither
+        raise UserError(f"goals of {settings.goal_first} and {settings.goal_per_token} s", remedy="give more than 0 s")
+    if settings.seed < 0:
+        raise UserError(f"a seed of {settings.seed}", remedy="give 0 or more")
     lengths = best_lengths(profile, acceptance, draft_lens)
     if lengths.empty:
         raise UserError(
