@@ -12,8 +12,8 @@ import yaml
 from draftlab import conformance, plan
 from draftlab.core import losses, verify
 from draftlab.errors import UserError
-from draftlab.files.tables import tables_in
 from draftlab.files import digests, registries
+from draftlab.files.tables import tables_in
 from draftlab.plan.experiment import PROFILES
 from draftlab.stages import STAGES, acceptance
 from draftlab.train import sources
@@ -726,7 +726,7 @@ def test_a_target_without_a_template_is_refused_before_anything_runs(tmp_path):
     small_llama(16, 0).save(tmp_path / "target")
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "how much is 1 + 1?"}\n')
     given = {"scale": "traffic", "target": str(tmp_path / "target"), "dataset": str(tmp_path / "prompts.jsonl")}
-    with pytest.raises(UserError, match="no chat template .name one: template=plain"):
+    with pytest.raises(UserError, match=r"no chat template .name one: template=plain"):
         plan.load_run(given, WORKFLOW)
     plan.load_run(given | {"template": "plain"}, WORKFLOW)
     (tmp_path / "target/chat_template.jinja").write_text("{{ messages }}")

@@ -359,7 +359,11 @@ def _backwards(table):
 
 @pytest.mark.parametrize(("scale", "judged"), [("laptop", True), ("smollm2", False)])
 def test_shifts_are_judged_where_the_stream_has_them(known, tables, scale, judged):
-    claims = ["osd.recovers_after_shift", "osd.recovers_within_200_records", "F4.shift_min_after_boundary/spider/online"]
+    claims = [
+        "osd.recovers_after_shift",
+        "osd.recovers_within_200_records",
+        "F4.shift_min_after_boundary/spider/online",
+    ]
     facts = _only(known, *(claim.split("/")[0] for claim in claims))
     rows = _verdicts(facts, tables, scale).loc[claims]
     assert (rows["verdict"] != "not run at this scale").eq(judged).all()

@@ -11,7 +11,17 @@ from draftlab.core import stats
 from draftlab.core.measure import Measure
 from draftlab.errors import UserError
 from draftlab.report import tidy
-from draftlab.report.contrast import Contrast, Selection, Tables, compute, compute_each, correct, decide, digits_of, show
+from draftlab.report.contrast import (
+    Contrast,
+    Selection,
+    Tables,
+    compute,
+    compute_each,
+    correct,
+    decide,
+    digits_of,
+    show,
+)
 
 RATE = Measure("hits", "tries")
 A, B = Selection("t", RATE, {"method": "a"}), Selection("t", RATE, {"method": "b"})

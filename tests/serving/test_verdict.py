@@ -147,7 +147,9 @@ def test_costs_that_drift_between_moments_widen_the_interval():
 def test_an_estimate_lies_within_its_interval_where_each_moment_has_another_expensive_cost():
     """The median over all moments of each cost is the cheap one, which no moment has for all three costs at once."""
     expensive = [{"step": 0.6}, {"around": (2.0, 0.0)}, {"catch_up": 3.0}]
-    frames = [probes(**costs).assign(moment=n, block=lambda t, n=n: t["block"] + 8 * n) for n, costs in enumerate(expensive)]
+    frames = [
+        probes(**costs).assign(moment=n, block=lambda t, n=n: t["block"] + 8 * n) for n, costs in enumerate(expensive)
+    ]
     own = table(0.8)[lambda t: t["draft_len"] == 4].assign(whole=lambda t: t["blocks"])
     found = speedup(own, from_probes(pd.concat(frames), 100))
     assert found.low < found.estimate < found.high

@@ -1,8 +1,8 @@
 """Distillation losses: how far the draft's next-token distribution is from the target's, one number per position.
 
-Every loss is ``(draft_logits, target_logits) -> loss per position``; ``distill`` masks positions and takes the mean. Both distributions are
-softmaxes at temperature 1 (OSD trains this way at every decoding temperature). Gradients flow only to the draft, and each loss has its
-gradient in closed form, which takes half as long as autograd.
+Every loss is ``(draft_logits, target_logits) -> loss per position``; ``train.learning`` and ``train.online`` choose positions and take the
+mean. Both distributions are softmaxes at temperature 1 (OSD trains this way at every decoding temperature). Gradients flow only to the draft,
+and each loss has its gradient in closed form, which takes half as long as autograd.
 
 A logit of -inf means probability 0. A token that the target excludes contributes nothing. A token that the draft excludes lies outside its
 trimmed head, where no weight of the draft can change it: ``forward_kl`` and ``hard_label`` leave out its ``-target log draft``, which would be

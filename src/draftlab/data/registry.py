@@ -66,7 +66,7 @@ def find(name: str) -> Dataset:
 
 
 def table_markdown() -> str:
-    """The README's table of datasets."""
+    """The table of datasets on the documentation's page."""
     shown = ("name", "hub_id", "config", "train", "eval", "licence", "gated", "prompt", "reference")
     lines = ["| " + " | ".join(shown) + " |", "|" + "---|" * len(shown)]
     for row in load().values():

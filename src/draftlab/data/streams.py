@@ -106,7 +106,9 @@ def arrange(prompts: Iterable[Prompt], stream: Stream) -> list[Prompt]:
 def _grouped(prompts: Iterable[Prompt], stream: Stream) -> dict[str, list[Prompt]]:
     prompts = list(prompts)
     if not prompts:
-        raise UserError("there are no requests to arrange", remedy="give prompts, and answers to them if those are asked for")
+        raise UserError(
+            "there are no requests to arrange", remedy="give prompts, and answers to them if those are asked for"
+        )
     groups = _by_length(prompts) if stream.group_by == "length" else _by_class(prompts, stream.group_by)
     missing = [name for name in stream.groups if name not in groups]
     may_lack = stream.fewer and len(missing) < len(stream.groups)

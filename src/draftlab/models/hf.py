@@ -48,12 +48,12 @@ class HubModel:
         Beyond its first context, a model with ``longrope`` (Phi-3) turns every position, those in the cache too. It is used up to there.
         """
         config = self.network.config
-        longest = getattr(config, "max_position_embeddings", None) or sys.maxsize
+        names = ["max_position_embeddings"]
         rope = getattr(config, "rope_parameters", None) or {}
         if rope.get("rope_type") == "longrope":
-            first = rope.get("original_max_position_embeddings")
-            longest = min(longest, first or getattr(config, "original_max_position_embeddings", longest))
-        return int(longest)
+            names.insert(0, "original_max_position_embeddings")
+        known = (rope.get(name) or getattr(config, name, None) for name in names)
+        return int(next(filter(None, known), sys.maxsize))
 
     @property
     def device(self) -> torch.device:

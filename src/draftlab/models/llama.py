@@ -540,10 +540,10 @@ def load(folder: Path | str, dtype: torch.dtype = torch.float32, device: torch.d
     config = LlamaConfig(**{name: value for name, value in fields.items() if name in names})
     model = Llama(config, torch.device("meta"))
     tensors = read_weights(folder, device or torch.device("cpu"))
-    if config.tie_word_embeddings and "lm_head.weight" in tensors:
-        if not torch.equal(tensors["lm_head.weight"], tensors["model.embed_tokens.weight"]):
-            what = "config.json says that the head is the embedding, but the folder has another head"
-            raise UserError(what, file=folder, remedy="set tie_word_embeddings to false, or remove lm_head.weight")
+    embedding, head = tensors.get("model.embed_tokens.weight"), tensors.get("lm_head.weight")
+    if config.tie_word_embeddings and embedding is not None and head is not None and not torch.equal(embedding, head):
+        what = "config.json says that the head is the embedding, but the folder has another head"
+        raise UserError(what, file=folder, remedy="set tie_word_embeddings to false, or remove lm_head.weight")
     try:
         state = _from_hub(config, tensors)
         kept = {"kept": state.pop("kept")} if config.head_tokens else {}

@@ -218,13 +218,10 @@ class LlamaCpp:
         lib.llama_memory_seq_rm(self._memory, sequence, -1, -1)
         lib.llama_memory_seq_cp(self._memory, 0, sequence, -1, -1)
 
-    def adopt(self, sequence: int, tokens: Sequence[int]) -> None:
-        """Append to sequence 0 the ``tokens`` that the branch ``sequence`` cached after it, and drop all branches."""
-        start = len(self.tokens)
-        lib.llama_memory_seq_cp(self._memory, sequence, 0, start, start + len(tokens))
-        for other in range(1, self.settings.sequences):
-            lib.llama_memory_seq_rm(self._memory, other, -1, -1)
-        self.tokens.extend(tokens)
+    def drop_branches(self) -> None:
+        """Forget all sequences but 0."""
+        for sequence in range(1, self.settings.sequences):
+            lib.llama_memory_seq_rm(self._memory, sequence, -1, -1)
 
     def clock(self) -> Callable[[], float]:
         # A single thread is the calling thread, whose CPU time other processes do not change. More threads need wall time.

@@ -71,9 +71,7 @@ class RunConfig(Settings):
     @property
     def has_own_models(self) -> bool:
         """Whether the models, their sizes or their prompts may differ from the scale's, and so from those of a paper."""
-        return any(
-            (self.dataset, self.target, self.draft, self.models, self.sizes, self.template, self.answers)
-        )
+        return any((self.dataset, self.target, self.draft, self.models, self.sizes, self.template, self.answers))
 
     @property
     def default_name(self) -> str:

@@ -303,7 +303,9 @@ def _has_template(target: str) -> bool:
         return "tokenizer.chat_template" in read_header(target).metadata
     folder = Path(target)
     said = folder / "tokenizer_config.json"
-    return (folder / "chat_template.jinja").exists() or (said.is_file() and "chat_template" in said.read_text("utf-8", "replace"))
+    return (folder / "chat_template.jinja").exists() or (
+        said.is_file() and "chat_template" in said.read_text("utf-8", "replace")
+    )
 
 
 def _check_needs(settings: ScaleSettings, workflow: Path, where: Place) -> None:

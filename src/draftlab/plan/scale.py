@@ -135,7 +135,7 @@ class ScaleSettings(Settings):
 
     ``experiments``: what runs by default, with its sizes, in addition to experiments whose own files have sizes for this scale.
     ``extends: SCALE`` includes everything in that scale's file; keys given beside it override it one by one.
-    ``by_architecture``: a model is the name of an architecture (``latency.shapes``), built with random weights where it is measured.
+    ``remark``: what a reader of the scale's published tables must know. ``by_architecture``: a model is the name of an architecture (``latency.shapes``), built with random weights where it is measured.
     """
 
     data: Data
@@ -143,6 +143,7 @@ class ScaleSettings(Settings):
     compute: Compute = Compute()
     needs: dict[str, Needs] = {}
     by_architecture: bool = False
+    remark: str = ""
     experiments: dict[str, Size] = {}
 
     @field_validator("pairs")

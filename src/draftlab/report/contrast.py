@@ -92,7 +92,9 @@ class Tables:
         chosen = table.loc[matches(table, selection.where, selection.table), [key for key in table if key in used]]
         above = chosen[measure.numerator].astype(float)
         below = chosen[measure.denominator].astype(float) if measure.denominator else pd.Series(1.0, above.index)
-        pair = pd.DataFrame({"above": above, "below": below.where(above.notna())})  # a row without a value counts nowhere
+        pair = pd.DataFrame(
+            {"above": above, "below": below.where(above.notna())}
+        )  # a row without a value counts nowhere
         exact = tidy.resampled_column(table) is None
         pair = pair if exact else pair.assign(unit=tidy.resampled_ids(chosen))
 

@@ -344,7 +344,11 @@ def _judge_statement(statement: Statement, tables: Tables, setting: Scale) -> Ju
     ``ours`` is the difference in the least favourable comparison.
     """
     compared = [
-        (comparison, ", ".join(f"{key} {value}" for key, value in result.group.items()), result.value)
+        (
+            comparison,
+            ", ".join([str(comparison.contrast.left.measure), *(f"{k} {v}" for k, v in result.group.items())]),
+            result.value,
+        )
         for comparison in statement.comparisons
         for result in compute_each(comparison.contrast, tables)
     ]
@@ -356,12 +360,12 @@ def _judge_statement(statement: Statement, tables: Tables, setting: Scale) -> Ju
     held, failed = sum(worst >= 0 for worst, _ in clear), sum(best < 0 for _, best in clear)
     undecided = len(compared) - held - failed
     least = min(range(len(compared)), key=lambda place: (clear[place][1] >= 0, clear[place][0]))
-    _, group, gap = compared[least]
+    _, what, gap = compared[least]
     margins = sorted({comparison.margin for comparison in statement.comparisons if comparison.margin})
     allowed = f" within {' or '.join(f'{margin:g}' for margin in margins)}" if margins else ""
     count = f"{held} of {len(compared)} comparisons hold{allowed}"
     count += (f", {failed} fail" if failed else "") + (f", {undecided} undecided" if undecided else "")
-    note = f"{count}; least favourable{f' ({group})' if group else ''}: {_signed(gap)}"
+    note = f"{count}; least favourable ({what}): {_signed(gap)}"
     verdict: Verdict = "contradicts" if failed else "undecided" if undecided else "same direction"
     if verdict == "contradicts":
         note = _join(note, statement.explanation)

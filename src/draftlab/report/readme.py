@@ -12,6 +12,7 @@ from draftlab.errors import UserError
 from draftlab.files.atomic import write_text
 from draftlab.files.json_files import read_json
 from draftlab.files.tables import read_table, tables_in
+from draftlab.files.yaml_files import read_yaml
 from draftlab.plan import load_experiment
 from draftlab.report import stages_page
 from draftlab.report.ledger import VERDICTS
@@ -27,7 +28,8 @@ REAL_ANSWERS = {
     "beyond_weights": 1,
 }
 """The experiments whose findings the README quotes, and how many sentences of each."""
-GROUPS = re.compile(r" \([^()]*: [^()]*\)")
+GROUPS = re.compile(r" \((?!f16)[^()]*: [^()]*\)")
+"""The results by group that README leaves out: those of datasets, not those of weights, on which it depends whether a draft pays."""
 PAPERS = ("osd", "mdss", "beyond")
 WHAT_IS_BOLD = (
     "The words in bold say what an experiment answers: a table or figure of a paper, or a question of its public review (reviewers by their "
@@ -70,7 +72,8 @@ def update(file: Path = Path("README.md"), *, check: bool = False) -> None:
 
 def index(folder: Path, root: Path) -> str:
     """The page for one folder of published figures: each with its question, its finding, and links to its numbers."""
-    lines = [f"# Figures and tables of `scale={folder.name}`", "", WHAT_IS_BOLD, ""]
+    remark = read_yaml(root / f"workflow/scales/{folder.name}.yaml").get("remark", "")
+    lines = [f"# Figures and tables of `scale={folder.name}`", "", WHAT_IS_BOLD, "", *([remark, ""] if remark else [])]
     known = {name: load_experiment(root / f"workflow/experiments/{name}.yaml") for name in tables_in(folder / "data")}
     for table, experiment in sorted(known.items(), key=lambda item: (PAPERS.index(item[1].paper), item[0])):
         numbers = f"[table]({table}.md) · [cells]({table}.csv) · [LaTeX]({table}.tex) · [PDF]({table}.pdf) · [rows](data/{table}.csv.gz)"
@@ -126,12 +129,14 @@ def _contradicted(root: Path) -> str:
     lines = [
         f"Of the papers' {len(statements)} claims in words, {len(held)} hold in our runs and {len(wrong)} do not:",
         "",
-        "| the paper says | where | difference in our least favourable comparison, 95 % interval |",
-        "|---|---|---|",
+        "| the paper says | where | what fails | least favourable comparison | difference, 95 % interval |",
+        "|---|---|---|---|---|",
     ]
     for row in records(wrong):
         ours, low, high = (f"{float(row[name]):+.3f}" for name in ("ours", "ci_low", "ci_high"))
-        lines.append(f"| {row['quantity']} | {row['paper']}, {row['location']} | {ours}, {low} to {high} |")
+        count, _, least = str(row["note"]).partition("; least favourable (")
+        claim = f"| {row['quantity']} | {row['paper']}, {row['location']} "
+        lines.append(f"{claim}| {count} | {least.partition('): ')[0]} | {ours}, {low} to {high} |")
     return "\n".join(lines)
 
 

@@ -80,7 +80,7 @@ def measure(target: LlamaCpp, settings: Settings) -> pd.DataFrame:
             for work in ("plain", "one", "all", "one", "plain"):
                 if work == "all":
                     verify_branches(target, 0, branches).argmax(axis=-1)
-                    target.adopt(1, [])
+                    target.drop_branches()
                 else:
                     target.greedy([0] if work == "plain" else [0, *branches[0]])
                     target.trim(settings.context)
@@ -101,14 +101,11 @@ def measure(target: LlamaCpp, settings: Settings) -> pd.DataFrame:
 
 def verify_branches(
     model: LlamaCpp, last: int, branches: Sequence[Sequence[int]]
-) -> Float32[np.ndarray, "drafts tokens vocab"]:
-    """Logits after ``last`` and after each token of each branch, from one call: branches share the cache and the root.
+) -> Float32[np.ndarray, "nodes vocab"]:
+    """Logits after ``last``, then after each token of each branch in turn, from one call: branches share the cache and the root.
 
-    Follow it with ``adopt(1 + index, [last, *accepted])`` to keep the start of one branch. Needs a shared cache
-    with ``len(branches) + 1`` sequences; branches are equally long.
+    Follow it with ``drop_branches``. Needs a shared cache with ``len(branches) + 1`` sequences; branches are equally long.
     """
-    import numpy as np
-
     start, width = len(model.tokens), len(branches[0])
     members = range(1, len(branches) + 1)
     for member in members:
@@ -116,9 +113,7 @@ def verify_branches(
     tokens = [last, *(token for branch in branches for token in branch)]
     positions = [start, *(start + 1 + index for _ in branches for index in range(width))]
     sequences = [tuple(members), *((member,) for member in members for _ in range(width))]
-    logits = model.decode(tokens, positions, sequences)
-    after_root = np.broadcast_to(logits[0], (len(branches), 1, logits.shape[-1]))
-    return np.concatenate([after_root, logits[1:].reshape(len(branches), width, -1)], axis=1)
+    return model.decode(tokens, positions, sequences)
 
 
 STAGE = stage_of(__name__, inputs=Target, exclusive=True, needs_gpu_build=True)
