@@ -111,8 +111,8 @@ def _run(job: str, name: str, how: tuple[int, ...], device: Device) -> float:
     from draftlab.core.sampling import Sampling
     from draftlab.engine.answers import Answer
     from draftlab.engine.recording import TargetPass, record
+    from draftlab.models.clock import clock_of
     from draftlab.train.learning import train
-    from draftlab.train.online import clock_of
     from draftlab.train.settings import Training
     from draftlab.train.sources import Scene
 

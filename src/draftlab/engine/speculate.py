@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,6 +23,7 @@ from draftlab.engine.policy import make_policy
 from draftlab.engine.tree import TreePair
 from draftlab.errors import UserError
 from draftlab.models import LanguageModel
+from draftlab.models.clock import clock_of
 from draftlab.models.medusa import Medusa
 
 BlockObserver = Callable[[int, Float[Tensor, "emitted vocab"]], None]
@@ -126,7 +126,7 @@ def speculate(
     heads = drafts[0] if isinstance(drafts[0], Medusa) else None  # they read the target's states
     decoder, *draft_decoders = (model.decoder() for model in (target, *([] if heads else drafts)))
     traces, laps, transforms = [BlockTrace() for _ in prompts], list[list[float]](), list[float]()
-    clock = functools.partial(_clock, target.device)
+    clock = clock_of(target.device, time.perf_counter)
 
     def transform(logits: Tensor, sampling: Sampling) -> Tensor:
         begin = clock()
@@ -153,10 +153,3 @@ def speculate(
     draft_seconds, target_seconds, *others = np.diff(laps).sum(0).tolist()
     spent = sum(transforms)
     return Decoded(traces, len(laps), draft_seconds, target_seconds, sum(others) - spent, spent)
-
-
-def _clock(device: torch.device) -> float:
-    """The time in seconds, after waiting for a GPU to finish its work."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()

@@ -86,10 +86,11 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
 
     from draftlab.core.tree import Tree
     from draftlab.latency.pair import load_inflated
+    from draftlab.models.clock import clock_of
     from draftlab.models.medusa import Medusa
     from draftlab.train.folders import Folders
     from draftlab.train.medusa import contenders, decode_in_turns, epoch_seconds
-    from draftlab.train.online import clock_of, serve
+    from draftlab.train.online import serve
     from draftlab.train.traffic import whole
 
     begin = time.process_time()

@@ -161,6 +161,7 @@ def _cell(vocab: int, name: str, drafts: int, batch: int, settings: Settings) ->
 
     from draftlab.core.sampling import draft_tokens, restrict
     from draftlab.core.verify.optimum import optimum_iid, ratio_order
+    from draftlab.models.clock import clock_of
 
     seed, device = settings.seed, settings.device
     rng = np.random.default_rng(seed)
@@ -180,7 +181,7 @@ def _cell(vocab: int, name: str, drafts: int, batch: int, settings: Settings) ->
         if batch == 1 or scheme != ROW_BY_ROW:
             tasks[scheme] = partial(_decision, verifier, target, dense, generator)
     rounds = settings.rounds if batch == 1 else max(5, settings.rounds // 2)
-    spent = _interleaved(tasks, rounds, rng, clock_of(device))
+    spent = _interleaved(tasks, rounds, rng, clock_of(device, time.thread_time))
     rows = []
     for scheme, times in spent.items():
         per_position, over = times / batch, (times - spent["single"]) / batch
@@ -251,17 +252,6 @@ def _interleaved(
             if number >= 2:
                 spent[name].append((clock() - start) * 1e3 / TURN)
     return {name: np.array(times) for name, times in spent.items()}
-
-
-def clock_of(device: Device) -> Callable[[], float]:
-    """Seconds of this thread on a CPU, or on a GPU the time once it has finished."""
-    import torch
-
-    def finished() -> float:
-        torch.cuda.synchronize()
-        return time.perf_counter()
-
-    return time.thread_time if device == "cpu" else finished
 
 
 def bench(settings: Flat[Settings], *, out: Path | None = None) -> None:

@@ -12,8 +12,9 @@ from jaxtyping import Float64
 
 from draftlab.core import theory
 from draftlab.models import LanguageModel
+from draftlab.models.clock import clock_of
 from draftlab.train import training
-from draftlab.train.online import clock_of, learn, replay_server, whole_answers
+from draftlab.train.online import learn, replay_server, whole_answers
 from draftlab.train.settings import Serving
 from draftlab.train.traffic import Traffic
 

@@ -23,11 +23,12 @@ from draftlab.core.verify.typical import typical
 from draftlab.engine.generate import GREEDY, generate
 from draftlab.engine.speculate import BlockTrace, speculate
 from draftlab.models import LanguageModel
+from draftlab.models.clock import clock_of
 from draftlab.models.medusa import Medusa
 from draftlab.progress import progress
 from draftlab.train import training
 from draftlab.train.offline import trace_counts
-from draftlab.train.online import clock_of, learn, whole_answers
+from draftlab.train.online import learn, whole_answers
 from draftlab.train.settings import Serving
 from draftlab.train.traffic import Traffic
 

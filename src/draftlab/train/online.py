@@ -276,18 +276,6 @@ def positions_to_learn(
     return np.append(False, (chosen & ~last)[:-1]) if which == "repository" else chosen
 
 
-def clock_of(device: str) -> Callable[[], float]:
-    """A clock: CPU seconds of this process, or the time when a GPU has finished its work."""
-    if device == "cpu":
-        return time.process_time
-
-    def finished() -> float:
-        torch.cuda.synchronize()
-        return time.perf_counter()
-
-    return finished
-
-
 def whole_answers(stream: Traffic, first: int, count: int) -> list[Lesson]:
     """Lessons on every position of ``count`` requests from ``first`` on; at its end the stream starts again."""
     requests = [(first + i) % len(stream) for i in range(count)]
