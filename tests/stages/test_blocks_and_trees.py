@@ -9,10 +9,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from draftlab import plan
 from draftlab.data.prompts import Prompt
 from draftlab.engine import held_out
 from draftlab.engine.settings import Answers
 from draftlab.errors import UserError
+from draftlab.files.checkout import WORKFLOW
 from draftlab.files.json_files import write_jsonl
 from draftlab.models import load_pair
 from draftlab.models.tokenizer import train_tokenizer
@@ -168,3 +170,11 @@ def test_token_rates_are_emitted_over_what_the_blocks_cost(table: pd.DataFrame, 
         own["emitted"].sum() / own["blocks"].sum() * own["timed_blocks"].sum() / parts
     )
     assert "ceiling" not in set(rows["scheme"])
+
+
+def test_blocks_are_drafted_by_the_draft_that_another_experiment_distilled() -> None:
+    run = plan.load_run({"scale": "smollm2", "experiments": "mdss_drafts"}, WORKFLOW)
+    cell = "results/smollm2/cells/osd_offline/gsm8k"
+    (inputs,) = (run.inputs("mdss_drafts", name) for name in run.cells("mdss_drafts"))
+    assert inputs.draft == Path(f"{cell}/draft")
+    assert f"{cell}/rows.csv" in map(str, run.reads("mdss_drafts", "all")), "its table, beside which the draft lies"
