@@ -255,6 +255,7 @@ def tie_config(folder: Path) -> None:
         {"rope_parameters": None, "rope_scaling": {"rope_theta": 500.0, "rope_type": "default"}},
         {"rope_theta": 500.0, "rope_parameters": {"rope_theta": 20000.0, "rope_type": "default"}},
         {"rope_theta": 500.0, "rope_parameters": None},
+        {"rope_scaling": {"rope_theta": 500.0, "rope_type": "default"}},
     ],
 )
 def test_positions_turn_as_in_transformers(model: Llama, tmp_path: Path, change: dict[str, object]) -> None:

@@ -722,6 +722,12 @@ def test_one_model_of_one_pair_can_be_named():
         plan.load_run({"scale": "smoke", "models": {"target": "nosuch.gguf"}}, WORKFLOW)
 
 
+def test_a_tokenizer_in_the_working_folder_is_nobody_s(tmp_path, monkeypatch):
+    (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
+    monkeypatch.chdir(tmp_path)
+    assert plan.load_run({"scale": "laptop"}, WORKFLOW).settings.pairs["main"].answers.template == "vicuna_short"
+
+
 def test_a_target_without_a_template_is_refused_before_anything_runs(tmp_path):
     small_llama(16, 0).save(tmp_path / "target")
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "how much is 1 + 1?"}\n')
@@ -729,6 +735,10 @@ def test_a_target_without_a_template_is_refused_before_anything_runs(tmp_path):
     with pytest.raises(UserError, match=r"no chat template .name one: template=plain"):
         plan.load_run(given, WORKFLOW)
     plan.load_run(given | {"template": "plain"}, WORKFLOW)
+    plan.load_run(given | {"answers": {"template": "plain"}}, WORKFLOW)
+    (tmp_path / "target/tokenizer_config.json").write_text('{"chat_template": null}')
+    with pytest.raises(UserError, match="no chat template"):
+        plan.load_run(given, WORKFLOW)
     (tmp_path / "target/chat_template.jinja").write_text("{{ messages }}")
     plan.load_run(given, WORKFLOW)
 

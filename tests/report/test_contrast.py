@@ -88,14 +88,31 @@ def test_nothing_is_decided_by_a_side_of_one_request(ids):
     assert show(value, 1) == "0.8"
     assert digits_of([value], 2) == 2
     assert decide(compute(Contrast(A, 0.5), Tables({"t": rows})).value) == "level"
+    many = pd.concat([rows, *(rows[1:].assign(request_id=number) for number in range(50))])
+    assert decide(compute(Contrast(A, B), Tables({"t": many})).value) == "level", "50 requests on the other side"
     exact = Tables({"t": rows.drop(columns="request_id")})
     assert decide(compute(Contrast(A, B), exact).value) == decide(compute(Contrast(A, 0.5), exact).value) == "more"
+
+
+def test_a_quotient_has_the_freedom_of_relative_variances():
+    """Ten per cent each way over 3 requests of a small ratio weigh more than as much over 100 of a large one."""
+    sides = {"a": [0.9, 1.0, 1.1], "b": [90.0, 110.0] * 50}
+    values = [(name, value) for name, each in sides.items() for value in each]
+    rows = pd.DataFrame(values, columns=["dataset", "hits"]).assign(tries=1).assign(request_id=range(103))
+    found = [
+        compute(Contrast(*(Selection("t", RATE, {"dataset": n}) for n in "ab"), relation=relation), Tables({"t": rows}))
+        for relation in ("percent", "difference")
+    ]
+    assert found[0].value.freedom < 10 < 90 < found[1].value.freedom
 
 
 def test_a_row_without_a_value_counts_nowhere(rows):
     absent = rows.assign(hits=rows["hits"].astype(float).where(rows["request_id"] == 0))
     for units in (absent, absent.drop(columns="request_id")):
-        assert compute(Contrast(A), Tables({"t": units})).value.estimate == pytest.approx(5 / 30)
+        value = compute(Contrast(A), Tables({"t": units})).value
+        assert (value.estimate, value.n) == (pytest.approx(5 / 30), 2)
+    nothing = Tables({"t": rows.assign(hits=math.nan)})
+    assert math.isnan(compute(Contrast(A), nothing).value.estimate)
 
 
 def test_a_constant_moves_the_interval(rows):

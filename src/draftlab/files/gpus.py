@@ -31,6 +31,7 @@ def visible() -> list[str]:
 
 def claim(count: int, gpus: list[str], wait: float = 1.0) -> list[str]:
     """Lock ``count`` of ``gpus`` until this process (also after ``exec``) ends; wait until that many are free."""
+    said = False
     while True:
         locked: dict[str, int] = {}
         for gpu in gpus:
@@ -48,6 +49,9 @@ def claim(count: int, gpus: list[str], wait: float = 1.0) -> list[str]:
                 return list(locked)
         for handle in locked.values():  # release them, so that others can use them while this process waits
             os.close(handle)
+        if not said:
+            print(f"waiting for {count} free of the GPUs {', '.join(gpus)}", file=sys.stderr, flush=True)
+        said = True
         time.sleep(wait)
 
 

@@ -530,11 +530,11 @@ def load(folder: Path | str, dtype: torch.dtype = torch.float32, device: torch.d
     """Read a ``LlamaForCausalLM`` folder; a ``UserError`` names what is missing, damaged or has the wrong shape."""
     folder = Path(folder)
     fields = read_config(folder)
-    thetas = [(fields.get(name) or {}).get("rope_theta") for name in ROPES]  # transformers lets these prevail
+    rope = fields.get("rope_scaling") or fields.get("rope_parameters") or {}  # in transformers, too, the first prevails
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
     fields = {"num_key_value_heads": fields["num_attention_heads"]}
     fields |= {name: value for name, value in given.items() if value is not None}
-    fields |= {"rope_theta": next(filter(None, [*thetas, given.get("rope_theta")]), 10000.0)}
+    fields |= {"rope_theta": rope.get("rope_theta") or given.get("rope_theta") or 10000.0}
     fields |= {"qkv_bias": fields.get("model_type") == "qwen2"}
     names = {field.name for field in dataclasses.fields(LlamaConfig)}
     config = LlamaConfig(**{name: value for name, value in fields.items() if name in names})

@@ -134,7 +134,8 @@ def _online(run: Run, settings: Online, card: Card, prompt: int, draft: Sizes) -
     if settings.warm_on != "nothing":
         warm = settings.warm_share * (count if settings.warm_on == "stream" else settings.aside * max(groups, 1))
         warm_steps = math.ceil(warm / settings.batch) * settings.warm_epochs
-        total += updating(card, draft, settings.batch, text, steps if settings.warm_fair else warm_steps)
+        batch, warm_steps = (settings.update_interval, steps) if settings.warm_fair else (settings.batch, warm_steps)
+        total += updating(card, draft, batch, text, warm_steps)
     return total
 
 

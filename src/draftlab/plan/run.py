@@ -16,6 +16,7 @@ from draftlab.data import registry, sources
 from draftlab.engine.settings import Answers
 from draftlab.errors import UserError
 from draftlab.files.checkout import WORKFLOW
+from draftlab.files.json_files import read_json
 from draftlab.files.packages import PACKAGES, package_of
 from draftlab.files.weights import is_gguf
 from draftlab.files.yaml_files import Place, read_yaml
@@ -280,31 +281,31 @@ def _with_models(scale_pairs: Mapping[str, Pair], run: RunConfig) -> dict[str, P
         answers = pair.answers
         if pair.target.family == "llama":
             target = given[name].get("target", "")
-            has_template, is_folder = _has_template(target), os.path.isdir(target)
-            template = run.template or ("own" if has_template and not is_folder else answers.template)
-            if template == "own" and not has_template and os.path.exists(target):
-                remedy = "name one: template=plain, vicuna_short or vicuna_v1.1 (draftlab verdict: --template)"
-                raise UserError("the target has no chat template", file=target, remedy=remedy)
+            brings_its_own = bool(target) and not os.path.isdir(target) and _has_template(target)
+            template = run.template or ("own" if brings_its_own else answers.template)
             answers = answers.model_copy(update={"template": template})
         pairs[name] = pair.with_models(given[name]).model_copy(update={"answers": answers})
     if run.answers:
         answers = validated(Answers, pairs[MAIN].answers.model_dump() | run.answers, Place("--config: answers"))
         pairs[MAIN] = pairs[MAIN].model_copy(update={"answers": answers})
+    target = given[MAIN].get("target", "")
+    if target and os.path.exists(target) and pairs[MAIN].answers.template == "own" and not _has_template(target):
+        remedy = "name one: template=plain, vicuna_short or vicuna_v1.1 (draftlab verdict: --template)"
+        raise UserError("the target has no chat template", file=target, remedy=remedy)
     return pairs
 
 
 def _has_template(target: str) -> bool:
-    """Whether a target is a package, or a file or folder with a chat template. That of a file or package is applied to its prompts."""
+    """Whether a target, a package, a file or a folder, has a chat template; False for one on the hub, which is not known yet."""
     if package_of(target) is not None:
         return True
     if is_gguf(target):
         from draftlab.files.gguf_header import read_header
 
         return "tokenizer.chat_template" in read_header(target).metadata
-    folder = Path(target)
-    said = folder / "tokenizer_config.json"
-    return (folder / "chat_template.jinja").exists() or (
-        said.is_file() and "chat_template" in said.read_text("utf-8", "replace")
+    config = Path(target, "tokenizer_config.json")
+    return Path(target, "chat_template.jinja").exists() or (
+        config.is_file() and bool(read_json(config).get("chat_template"))
     )
 
 

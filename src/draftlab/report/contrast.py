@@ -92,14 +92,13 @@ class Tables:
         chosen = table.loc[matches(table, selection.where, selection.table), [key for key in table if key in used]]
         above = chosen[measure.numerator].astype(float)
         below = chosen[measure.denominator].astype(float) if measure.denominator else pd.Series(1.0, above.index)
-        pair = pd.DataFrame(
-            {"above": above, "below": below.where(above.notna())}
-        )  # a row without a value counts nowhere
+        pair = pd.DataFrame({"above": above, "below": below})
         exact = tidy.resampled_column(table) is None
         pair = pair if exact else pair.assign(unit=tidy.resampled_ids(chosen))
 
         def sum_units(group: pd.DataFrame) -> pd.DataFrame:
-            return group if exact else group.groupby("unit", sort=False)[["above", "below"]].sum()
+            known = group.dropna()  # a row without a value counts nowhere
+            return known if exact else known.groupby("unit", sort=False)[["above", "below"]].sum()
 
         if not by or chosen.empty:
             return {(): sum_units(pair)} if len(pair) else {}
@@ -151,7 +150,7 @@ def _compare(
         level = contrast.right or 0.0
         value = shift(left, -level)
         if contrast.right is not None and len(one) < 2 and not tables.is_exact(contrast.left):
-            value = _undecided(value)
+            value = undecided(value)
         return Result(group, value, left, Interval(level, np.nan, np.nan, 0))
     if two is None:
         return None
@@ -183,7 +182,8 @@ def _estimate(selection: Selection, sums: pd.DataFrame, tables: Tables) -> Inter
     if selection.largest:
         return Interval(float(sums["above"].max()), np.nan, np.nan, len(sums))
     if tables.is_exact(selection):
-        return Interval(float(sums["above"].sum() / sums["below"].sum()), np.nan, np.nan, len(sums))
+        with np.errstate(invalid="ignore"):
+            return Interval(float(sums["above"].sum() / sums["below"].sum()), np.nan, np.nan, len(sums))
     return stats.ratio(sums["above"], sums["below"])
 
 
@@ -196,29 +196,30 @@ def _relate(contrast: Contrast, one: pd.DataFrame, two: pd.DataFrame, tables: Ta
         return Interval(100 * sides[0] / sides[1] + less if percent else sides[0] - sides[1], np.nan, np.nan, len(one))
     units = one.index.union(two.index, sort=False)
     paired = len(units) < len(one) + len(two)
-    least = len(units) if paired else min(len(one), len(two))
-    freedom = None if paired or least < 2 else _freedom(one, two)
+    least = min(len(one), len(two))
+    freedom = None if paired or least < 2 else _freedom(one, two, relative=percent)
     one, two = one.reindex(units, fill_value=0.0), two.reindex(units, fill_value=0.0)
     left, right = (one["above"], one["below"]), (two["above"], two["below"])
     value = shift(stats.percent_of(left, right), less) if percent else stats.ratio_difference(*left, *right)
-    return replace(value, freedom=freedom) if least > 1 else _undecided(value)
+    return replace(value, freedom=freedom) if least > 1 else undecided(value)
 
 
-def _freedom(one: pd.DataFrame, two: pd.DataFrame) -> float | None:
+def _freedom(one: pd.DataFrame, two: pd.DataFrame, *, relative: bool) -> float | None:
     """The degrees of freedom of a difference between two ratios, each over units of its own (Welch and Satterthwaite).
 
-    With the variance ``v`` of each ratio over ``n`` units they are ``(v1 + v2)^2 / (v1^2 / (n1 - 1) + v2^2 / (n2 - 1))``: those of the
-    side that varies most. None if no side varies.
+    With the variance ``v`` of each ratio over ``n`` units they are ``(v1 + v2)^2 / (v1^2 / (n1 - 1) + v2^2 / (n2 - 1))``, close to those of
+    the side that varies most. For a quotient of the ratios (``relative``), ``v`` is in parts of the squared ratio. None if no side varies.
     """
-    variances = [_variance(side) for side in (one, two)]
+    variances = [_variance(side, relative) for side in (one, two)]
     below = sum(variance**2 / (len(side) - 1) for variance, side in zip(variances, (one, two), strict=True))
     return sum(variances) ** 2 / below if below > 0 else None
 
 
-def _variance(sums: pd.DataFrame) -> float:
+def _variance(sums: pd.DataFrame, relative: bool) -> float:
     """The variance of ``sum(above) / sum(below)`` over units, to first order."""
-    rest = sums["above"] - sums["below"] * (sums["above"].sum() / sums["below"].sum())
-    return float((rest**2).sum() / sums["below"].sum() ** 2) * len(sums) / (len(sums) - 1)
+    above, below = sums["above"].sum(), sums["below"].sum()
+    rest = sums["above"] - sums["below"] * (above / below)
+    return float((rest**2).sum() / (above if relative else below) ** 2) * len(sums) / (len(sums) - 1)
 
 
 # --- rows of a table ---------------------------------------------------------------------------------------------
@@ -267,7 +268,7 @@ def sort_groups(table: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
 # --- intervals ---------------------------------------------------------------------------------------------------
 
 
-def _undecided(interval: Interval) -> Interval:
+def undecided(interval: Interval) -> Interval:
     """The estimate from a single unit, whose spread is not known."""
     return replace(interval, low=-math.inf, high=math.inf)
 

@@ -30,6 +30,7 @@ from draftlab.report.contrast import (
     correct,
     shift,
     smallest_detectable,
+    undecided,
 )
 from draftlab.report.published import Comparison, Published, Rule, Statement, agrees, same
 from draftlab.report.tidy import records
@@ -235,7 +236,11 @@ def _gaps(
 
     Also returns the names of the neighbours in whose rows, further down, the difference from this one is judged instead.
     """
-    gaps = [] if rule.level is None else [(shift(ours, -rule.level), row["value"] - rule.level, f"{rule.level:g}")]
+    gaps = []
+    if rule.level is not None:
+        over = shift(ours, -rule.level)
+        decides = ours.n > 1 or tables.is_exact(rule.select(filters))
+        gaps.append((over if decides else undecided(over), row["value"] - rule.level, f"{rule.level:g}"))
     shared = []
     position = published.position
     for settings in rule.against:

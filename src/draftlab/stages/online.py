@@ -322,7 +322,7 @@ def _serve(
     # A draft is never measured on requests that it was distilled on.
     left = [place for place in range(len(traffic)) if place not in known]
     served = traffic.take(left) if known else traffic
-    due = [math.ceil(len(served) * (part + 1) / settings.probes) for part in range(settings.probes)]
+    due = sorted({math.ceil(len(served) * (part + 1) / settings.probes) for part in range(settings.probes)})
 
     def probe(after: int) -> pd.DataFrame:
         """Measure the draft on the held-out requests."""
