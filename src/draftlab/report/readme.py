@@ -26,6 +26,7 @@ REAL_ANSWERS = {
     "osd_latency_dataset": 2,
     "beyond_served_length": 3,
     "beyond_weights": 1,
+    "mdss_drafts": 3,
 }
 """The experiments whose findings the README quotes, and how many sentences of each."""
 GROUPS = re.compile(r" \((?!f16)[^()]*: [^()]*\)")
