@@ -39,9 +39,7 @@ try:
 except UserError as error:
     raise WorkflowError(str(error)) from None
 
-# A command that only looks removes nothing. Snakemake does not say here what it was asked for.
-LOOKS = r"-[a-zA-Z]*[nlSD][a-zA-Z]*|--(dry-?run|unlock|lint|list.*|.*summary|dag|rulegraph|filegraph|d3dag)"
-if workflow.is_main_process and not any(re.fullmatch(LOOKS, word) for word in sys.argv):
+if workflow.is_main_process and not plan.only_looks(sys.argv):
     seals.remove_and_report_damaged(RUN.folder)
 
 LOGS = RUN.folder / "logs"

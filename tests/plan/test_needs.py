@@ -16,7 +16,7 @@ from draftlab.latency.settings import Engine
 from draftlab.latency.sizes import Sizes, known_models
 from draftlab.models.hf import new_t5
 from draftlab.models.llama import Llama, LlamaConfig
-from draftlab.plan import needs, outlook
+from draftlab.plan import hours, needs, outlook
 from draftlab.plan.hours import GPUS, answering, reading, updating
 from draftlab.plan.memory import decoding, training
 from draftlab.plan.scale import Gpu
@@ -194,3 +194,18 @@ def test_every_job_of_the_papers_scale_that_opens_a_model_on_a_gpu_requests_one(
 def test_numbers_that_cannot_be_are_refused(more: dict[str, int]) -> None:
     with pytest.raises(UserError, match=r"--(gpus|prompt) is -?\d"):
         outlook.show(config=("scale=paper",), **more)
+
+
+def test_fair_updates_take_as_long_as_online_ones_whatever_the_batch() -> None:
+    planned = run(experiments="osd_online")
+    settings = [variant.settings for cell in planned.cells("osd_online").values() for variant in cell]
+    fair = next(one for one in settings if one.warm_fair)
+    card = GPUS["a100-80"]
+    taken = {hours._learning(planned, fair.model_copy(update={"batch": batch}), card, 256) for batch in (1, 128)}
+    assert len(taken) == 1
+
+
+def test_one_pair_may_ask_for_a_gpu(tmp_path: Path) -> None:
+    (tmp_path / "sizes.yaml").write_text("needs: {answer.multidraft: {gpu: 1}}\n")
+    planned = plan.load_run({"scale": "smoke", "sizes": str(tmp_path / "sizes.yaml")}, WORKFLOW)
+    assert [needs.has_gpu(planned, "answer", pair) for pair in ("main", "multidraft")] == [False, True]

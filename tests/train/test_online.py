@@ -400,6 +400,9 @@ def test_a_draft_is_not_measured_on_what_it_was_distilled_on(results, tmp_path):
     table, facts = run(results, tmp_path, learns=False, warm_on="stream", warm_share=0.25, warm_fair=True)
     assert list(table["stream_index"]) == list(range(12, 48))
     assert facts["runs"][0]["updates"] == 6  # as many as an online draft makes
+    larger = {"learns": False, "warm_on": "stream", "warm_share": 0.25, "warm_fair": True, "batch": 16}
+    _, other = run(results, tmp_path / "other", **larger)
+    assert other["runs"][0]["positions"] == facts["runs"][0]["positions"], "of as many requests each, not of batch"
 
 
 def test_probes_on_held_out_requests(results, tmp_path, streams):

@@ -73,6 +73,28 @@ def test_a_profile_names_only_rules_and_gives_measurements_their_threads(name):
         assert sorted(profile["set-resources"]) == sorted(f"{rule}:slurm_extra='--exclusive'" for rule in MEASURED)
 
 
+def submitted(folder, rule, target, *words):
+    """The rule and the threads of the job that a cluster is asked for."""
+    submit = ("--executor=cluster-generic", "--cluster-generic-submit-cmd=echo {rule} {threads} >submitted; false")
+    words = ("--workflow-profile=none", "--jobs=1", *words, f"--allowed-rules={rule}")
+    command = ["snakemake", *submit, *words, "--", target]
+    subprocess.run(command, cwd=folder, env=environment(folder), capture_output=True, timeout=300)
+    return (folder / "submitted").read_text()
+
+
+@pytest.mark.workflow
+@pytest.mark.parametrize(("pair", "asked"), [("main", 1), ("multidraft", 3)])
+def test_one_pair_may_ask_for_more_threads(tmp_path, pair, asked):
+    folder = copy_checkout(tmp_path / "checkout")
+    (folder / "sizes.yaml").write_text("needs: {pairs.multidraft: {threads: 3}}\n")
+    files = ["data/dolly/eval.jsonl", *(f"{pair}/models/{role}/config.json" for role in ("target", "draft"))]
+    for file in files:
+        (folder / "results/mine" / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "results/mine" / file).touch()
+    words = ("--cores", "8", "--config", "scale=smoke", "name=mine", "sizes=sizes.yaml")
+    assert submitted(folder, "pairs", f"results/mine/{pair}/pairs/dolly.safetensors", *words) == f"pairs {asked}\n"
+
+
 @pytest.mark.workflow
 @pytest.mark.parametrize(("cores", "asked"), [(("--cores", "200"), 200), ((), 1)])
 def test_a_measurement_asks_for_every_core_that_is_counted(tmp_path, cores, asked):
@@ -81,17 +103,9 @@ def test_a_measurement_asks_for_every_core_that_is_counted(tmp_path, cores, aske
         made = folder / f"results/smoke/main/models/{model}/config.json"
         made.parent.mkdir(parents=True)
         made.touch()
-    submit = ("--executor=cluster-generic", "--cluster-generic-submit-cmd=echo {rule} {threads} >submitted; false")
-    words = ("--workflow-profile=none", "--jobs=1", *cores, "--allowed-rules=latency_alpha", "--config", "scale=smoke")
     target = "results/smoke/cells/osd_latency_alpha/all/rows.csv"
-    subprocess.run(
-        ["snakemake", *submit, *words, "--", target],
-        cwd=folder,
-        env=environment(folder),
-        capture_output=True,
-        timeout=300,
-    )
-    assert (folder / "submitted").read_text() == f"latency_alpha {asked}\n"
+    found = submitted(folder, "latency_alpha", target, *cores, "--config", "scale=smoke")
+    assert found == f"latency_alpha {asked}\n"
 
 
 SQUEUE = {

@@ -540,8 +540,7 @@ def load(folder: Path | str, dtype: torch.dtype = torch.float32, device: torch.d
     config = LlamaConfig(**{name: value for name, value in fields.items() if name in names})
     model = Llama(config, torch.device("meta"))
     tensors = read_weights(folder, device or torch.device("cpu"))
-    embedding, head = tensors.get("model.embed_tokens.weight"), tensors.get("lm_head.weight")
-    if config.tie_word_embeddings and embedding is not None and head is not None and not torch.equal(embedding, head):
+    if config.tie_word_embeddings and _has_another_head(tensors):
         what = "config.json says that the head is the embedding, but the folder has another head"
         raise UserError(what, file=folder, remedy="set tie_word_embeddings to false, or remove lm_head.weight")
     try:
@@ -558,6 +557,12 @@ def load(folder: Path | str, dtype: torch.dtype = torch.float32, device: torch.d
             f"weights that do not fit config.json: {what}", file=folder, remedy="fetch the model again"
         ) from None
     return model.requires_grad_(True)
+
+
+def _has_another_head(tensors: dict[str, Tensor]) -> bool:
+    """Whether the weights have a head that is not the embedding."""
+    embedding, head = tensors.get("model.embed_tokens.weight"), tensors.get("lm_head.weight")
+    return embedding is not None and head is not None and not torch.equal(embedding, head)
 
 
 def _from_hub(config: LlamaConfig, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

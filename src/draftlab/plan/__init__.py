@@ -2,7 +2,7 @@
 
 from draftlab.files.checkout import WORKFLOW
 from draftlab.files.digests import code_digest
-from draftlab.plan.command_line import flags
+from draftlab.plan.command_line import flags, only_looks
 from draftlab.plan.config import RunConfig, content_of_model, context_of_drafts
 from draftlab.plan.experiment import Experiment, Finding, Layout, load_experiment
 from draftlab.plan.figure import Figure, module_of
@@ -27,5 +27,6 @@ __all__ = [
     "load_experiment",
     "load_run",
     "module_of",
+    "only_looks",
     "settings_error",
 ]

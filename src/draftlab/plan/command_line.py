@@ -1,7 +1,9 @@
-"""Settings as the arguments of a command line, so that a changed value reruns the jobs that have it and no others."""
+"""Command lines: settings as arguments, so that a changed value reruns the jobs that have it and no others; and what Snakemake was asked for."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from typing import Any
 
 from draftlab.core.settings import Settings
@@ -22,3 +24,17 @@ def flags(settings: Settings, **others: Any) -> list[str]:
         else:
             arguments += [f"--{name}", str(value)]
     return arguments
+
+
+LOOKS = re.compile(
+    r"-[npFkqr]*n[npFkqr]*|-[lSD]|--(dry-?run|unlock|lint|list.*|.*summary|dag|rulegraph|filegraph|d3dag)"
+)
+
+
+def only_looks(words: Iterable[str]) -> bool:
+    """Whether a ``snakemake`` command runs no job. Snakemake itself does not say so while it reads the Snakefile.
+
+    >>> only_looks(["-np", "--cores", "1"]), only_looks(["--summary"]), only_looks(["-call", "--config", "name=n"])
+    (True, True, False)
+    """
+    return any(LOOKS.fullmatch(word) for word in words)

@@ -57,9 +57,8 @@ def measure(settings: ProfileSettings) -> Profile:
     if settings.blocks < 1:
         raise UserError(f"{settings.blocks} blocks", remedy="measure at least one")
     if min(settings.kv_tokens, settings.max_sequences) < 1 or settings.seed < 0:
-        raise UserError(
-            "a server without room, or a negative seed", remedy="give at least 1 for both, and a seed of 0 or more"
-        )
+        what = f"kv_tokens {settings.kv_tokens}, max_sequences {settings.max_sequences}, seed {settings.seed}"
+        raise UserError(what, remedy="give at least 1 token and 1 sequence, and a seed of 0 or more")
     engine = {"threads": settings.threads, "gpu_layers": settings.gpu_layers, "weights": "q8_0"}
     length, sequences = max(CONTEXTS) + max(TOKENS), max(BATCHES)
     drafts = [settings.draft] if settings.draft is not None else []

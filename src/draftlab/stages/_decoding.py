@@ -26,7 +26,7 @@ class Decoding(Base):
     pair: str = "multidraft"
     datasets: list[Dataset] = []
     distilled: Dataset | None = Field(
-        None, description="draft with what osd_offline distilled on this dataset, not with the pair's draft"
+        None, description="use the draft that osd_offline distilled on this dataset, not the pair's undistilled one"
     )
     draft_len: int = Field(gt=0)
     top_p: TopP = 1.0
@@ -62,10 +62,12 @@ class Inputs(TargetAndDraft):
     @classmethod
     def locate(cls, variants: Sequence[Any], places: Places) -> Self:
         settings = variants[0]
-        name, draft = settings.distilled, places.model("draft", settings.pair)
+        draft = places.model("draft", settings.pair)
+        if settings.distilled:
+            draft = places.other_cell("osd_offline", settings.distilled) / "draft"
         return cls(
             target=places.model("target", settings.pair),
-            draft=places.other_cell("osd_offline", name) / "draft" if name else draft,
+            draft=draft,
             prompts={name: places.prompts(name, "eval") for name in settings.datasets},
             answers=places.answers[settings.pair],
         )

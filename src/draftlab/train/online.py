@@ -91,8 +91,9 @@ def served_by(
 
 @dataclass(frozen=True)
 class Stretch:
-    """Requests ``start`` to ``end``, all served by one state of the draft. At its end the draft may be probed, ``updates``, or an earlier
-    update ``arrives``."""
+    """Requests ``start`` to ``end``, all served by one state of the draft. At its end the draft ``updates``, an earlier update ``arrives``, or
+    the draft is probed.
+    """
 
     start: int
     end: int
@@ -152,7 +153,8 @@ def serve(
     """Serve ``traffic`` with ``draft``, which learns on the way; one row of counts per request, with the loss of the update after it.
 
     With a ``lag``, a copy learns, and its weights reach the served draft that many requests later. After each number of requests in
-    ``probes``, and an update that is due there, ``probe`` is called with this number, and its rows are appended. A killed replay without a ``lag`` resumes from ``checkpoint``.
+    ``probes``, and an update that is due there, ``probe`` is called with this number, and its rows are appended. A killed replay without a
+    ``lag`` resumes from ``checkpoint``.
     """
     learner = copy.deepcopy(draft) if settings.lag else draft
     optimizer = training.adamw(learner, settings.learning_rate)
