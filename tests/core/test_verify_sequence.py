@@ -50,6 +50,18 @@ def test_tree_verifiers_emit_the_targets_distribution(name: str, size: tuple[int
     assert actual.error <= 1e-12
 
 
+@pytest.mark.parametrize("size", [(3, 1, 3), (4, 1, 4), (3, 2, 3)])
+@pytest.mark.parametrize("name", TREE_VERIFIERS)
+def test_tree_verifiers_are_lossless_when_other_drafts_lie_between_equal_ones(
+    name: str, size: tuple[int, int, int]
+) -> None:
+    """Several models, because with one of them a verifier that judges a, b, a as a, a, b may pass by chance."""
+    errors = [
+        check_sequence_distribution(TREE_VERIFIERS[name].distribution, "iid", *size, seed).error for seed in range(8)
+    ]
+    assert max(errors) <= 1e-12
+
+
 @pytest.mark.parametrize("name", TREE_VERIFIERS)
 def test_tree_samplers_follow_their_distribution(name: str) -> None:
     assert check_verifier(TREE_VERIFIERS[name], budget=Budget(max_samples=5000)).lossless

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,7 +21,10 @@ from draftlab.engine.speculate import speculate
 from draftlab.errors import UserError
 from draftlab.models.medusa import Medusa
 from draftlab.stages.offline import Settings as Offline
+from draftlab.train import training
 from draftlab.train.learning import train
+from draftlab.train.online import Lesson, learn
+from draftlab.train.settings import Serving
 from draftlab.train.sources import Scene
 from tests.engine.test_speculate import EOS, TARGET, make
 
@@ -127,6 +133,30 @@ def test_heads_learn_what_the_target_says_and_leave_it_alone():
     trained = replay(model, recorded, 2)
     assert trained.accepted.sum() >= 2 * untrained.accepted.sum()
     assert all(torch.equal(a, b) for a, b in zip(before, TARGET.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("how", ["train", "serve"])
+def test_heads_learn_the_mean_over_heads_when_they_warm_up_and_when_they_serve(how: str):
+    model, settings = heads((1, 1, 1)), Serving(dataset="toy", update_interval=1, batch=1, learning_rate=1e-3, clip=1e9)
+    recorded = record(TARGET, [("a", PROMPTS[0])], max_new_tokens=5, eos_ids=[EOS])
+    (answer,) = recorded.answers
+    target = torch.log_softmax(recorded.target_logits([0]), -1)
+    guessed = torch.log_softmax(model.answer_logits([answer.prompt_ids], [answer.answer_ids]).detach(), -1)
+    expected = (target.exp() * (target - guessed)).sum(-1).mean()  # over heads and positions
+    found, update = [], training.update
+
+    def watched(optimizer: torch.optim.Optimizer, losses: Iterable[torch.Tensor], *rest: Any) -> float:
+        losses = list(losses)
+        found.append(sum(float(loss.detach()) for loss in losses))
+        return update(optimizer, losses, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "update", watched)
+        if how == "train":
+            train(Scene(model, None, recorded, 5, ()), [0], 1, settings)
+        else:
+            learn(model, training.adamw(model), [Lesson(recorded, 0, np.arange(len(answer.answer_ids)))], settings)
+    assert found == [pytest.approx(float(expected), rel=1e-5)]
 
 
 def test_each_head_looks_one_token_further_back():

@@ -28,11 +28,17 @@ Tokens = Int64[Tensor, "batch drafts"]
 FIRST_SORT = 1024
 """Top-p first sorts this many tokens (a sixteenth of a small vocabulary), and four times as many again while their mass is too small."""
 
+NUCLEUS_ROUNDING = 1e-12
+"""How far below ``top_p`` the mass of a nucleus may be, because of rounding."""
 WHOLE_SORT = 4096
 """Vocabularies up to this size are sorted whole."""
 
-SUM_TOLERANCE = {torch.float64: 2e-5, torch.float32: 2e-5, torch.float16: 1e-3, torch.bfloat16: 4e-3}
+SUM_TOLERANCE = {torch.float64: 2e-5, torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 4e-3}
 """How far the sum of probabilities of a dtype may be from 1: the rounding of a softmax over 128k tokens, with a margin."""
+
+
+SMALLEST = 1e-200
+"""Weights that are all smaller are scaled before a draw; products with the smallest floats would be rounded to them."""
 
 
 @dataclass(frozen=True)
@@ -80,10 +86,10 @@ def _truncate(probs: Float64[Tensor, "*batch vocab"], top_k: int, top_p: float) 
         if top_k < vocab:
             values = values / values.sum(-1, keepdim=True)
         mass = values.cumsum(-1)
-        if count >= top_k or bool((mass[..., -1] >= top_p).all()):
+        if count >= top_k or bool((mass[..., -1] >= top_p - NUCLEUS_ROUNDING).all()):
             break
         count = min(4 * count, vocab)
-    kept = values * ((mass - values < top_p) if top_p < 1 else 1.0)
+    kept = values * ((mass - values < top_p - NUCLEUS_ROUNDING) if top_p < 1 else 1.0)
     return torch.zeros_like(probs).scatter_(-1, ids, kept / kept.sum(-1, keepdim=True))
 
 
@@ -93,7 +99,7 @@ def _largest(
     """The largest probabilities and their tokens; whole rows on a CPU are sorted by numpy, which is six times as fast as torch."""
     if count < probs.shape[-1] or probs.device.type != "cpu":
         return probs.topk(count, -1)
-    ids = torch.from_numpy(np.argsort(-probs.numpy(), -1))
+    ids = torch.from_numpy(np.argsort(-probs.detach().numpy(), -1))
     return probs.gather(-1, ids), ids
 
 
@@ -120,6 +126,8 @@ def draft_tokens(draft_probs: Tables, drafting: Drafting, generator: Generator) 
     rest.scatter_(-1, tokens, 0.0)
     while tokens.shape[1] < drafts:
         # What remains is summed again: 1 minus the drawn mass loses all digits on a peaked distribution.
+        most = rest.amax(-1, keepdim=True)
+        rest = rest / most.where((most > 0) & (most < SMALLEST), 1.0)
         drawn = draw(rest, 1, generator).clamp_max(rest.shape[-1] - 1)
         rest.scatter_(-1, drawn, 0.0)
         tokens = torch.cat([tokens, drawn], -1)
@@ -165,7 +173,7 @@ def check_drafted(
     tokens: Int64[Tensor, "*batch drafts"] | None = None,
     drafting: Drafting = "independent",
 ) -> tuple[Float64[Tensor, "*batch vocab"], Float64[Tensor, "*batch drafts vocab"]]:
-    """Both tables in float64. Bad probabilities, different vocabularies and tokens that cannot have been drafted this way are a ``UserError``."""
+    """Both tables in float64. Bad probabilities, different vocabularies, impossible tokens and repeated distinct drafts are a ``UserError``."""
     if target_probs.shape[-1] != draft_probs.shape[-1]:
         raise UserError(
             f"target_probs has {target_probs.shape[-1]} tokens and draft_probs {draft_probs.shape[-1]}",

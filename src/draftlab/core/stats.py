@@ -74,15 +74,19 @@ def _bootstrap(statistic: Callable[[Any], Any], seed: int, *columns: bytes) -> I
 
 
 def _quotient(sums: Any) -> Any:
-    return sums[0] / sums[1]
+    return _over(sums[0], sums[1])
 
 
 def _difference(sums: Any) -> Any:
-    return sums[0] / sums[1] - sums[2] / sums[3]
+    return _over(sums[0], sums[1]) - _over(sums[2], sums[3])
 
 
 def _percent(sums: Any) -> Any:
-    return 100 * (sums[0] / sums[1]) / (sums[2] / sums[3])
+    return 100 * _over(_over(sums[0], sums[1]), _over(sums[2], sums[3]))
+
+
+def _over(numerator: Any, denominator: Any) -> Any:
+    return numerator / np.where(denominator > 0, denominator, np.nan)
 
 
 def ratio(numerator: ArrayLike, denominator: ArrayLike, *, seed: int = 0) -> Interval:

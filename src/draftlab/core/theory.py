@@ -73,6 +73,8 @@ def best_draft_len(
     3
     """
     lengths = range(1, longest + 1) if verify_ratios is None else sorted(verify_ratios)
+    if not lengths:
+        raise UserError("no draft length to choose from", remedy="measure one or more, or give longest=1 or more")
     return max(lengths, key=lambda k: speedup(alpha, k, cost_ratio, verify_ratios[k] if verify_ratios else 1.0))
 
 

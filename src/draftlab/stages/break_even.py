@@ -58,11 +58,15 @@ class Row(UnroundedCounts):
 
 class Derived:
     cost_seconds: float = timing("time of a request with its share of the training")
+    cost_gb: float = column("bytes moved for a request, with its share of the training", "GB")
 
 
 MEASURES = {
     "gain": Measure(
-        "static_seconds", "cost_seconds", "seconds of the static draft over those of this one, training counted"
+        "static_seconds", "cost_seconds", "seconds of the undistilled draft over those of this one, training counted"
+    ),
+    "gain_bytes": Measure(
+        "static_gb", "cost_gb", "bytes of the undistilled draft over those of this one, training counted"
     ),
     "alpha": ALPHA,
     "block_efficiency": BLOCK_EFFICIENCY,
@@ -131,8 +135,8 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
 
 
 def derive(rows: pd.DataFrame) -> pd.DataFrame:
-    """Seconds of a request with its share of the training."""
-    return rows.assign(cost_seconds=rows["serve_seconds"] + rows["update_seconds"])
+    """Seconds and bytes of a request with its share of the training."""
+    return rows.assign(**{f"cost_{unit}": rows[f"serve_{unit}"] + rows[f"update_{unit}"] for unit in ("seconds", "gb")})
 
 
 STAGE = stage_of(__name__, split="train", inputs=Distillation, exclusive=True)

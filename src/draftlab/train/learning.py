@@ -126,12 +126,14 @@ def _terms(draft: LanguageModel, samples: Samples, settings: Training, effort: E
 
 def losses_at(
     name: str,
-    logits: Float[Tensor, "positions head"],
+    logits: Float[Tensor, "*predictions positions head"],
     target_logits: Float[Tensor, "positions columns"],
     labels: Int[Tensor, " positions"],
     kept: Int[Tensor, " head"] | None = None,
 ) -> Float[Tensor, " positions"]:
     """The loss at each position; fine-tuning uses the tokens as they were written, sampled or not, and no distribution.
+
+    Medusa heads make a prediction of each token per head; the loss there is the mean over the heads.
 
     If the head is trimmed to the tokens H (``kept``), ``logits`` are the logits of H and ``target_logits`` come from ``on_head``. All other
     tokens are merged into a single token, with probability ``1 - target(H)`` under the target and 0 under the draft. Every loss then equals
@@ -146,7 +148,8 @@ def losses_at(
         target_logits = one_hot_logits(columns, logits.shape[-1] + (kept is not None))
     if kept is not None:
         logits = F.pad(logits, (0, 1), value=-torch.inf)
-    return LOSSES[name](logits, target_logits)
+    losses = LOSSES[name](logits, target_logits)
+    return losses.reshape(-1, losses.shape[-1]).mean(0)
 
 
 def orders(requests: Sequence[int], batch: int, steps: int, seed: int) -> Iterator[list[int]]:

@@ -1,4 +1,4 @@
-"""K-SEQ or truncated importance sampling, whichever accepts more at a position; the choice does not depend on the drafts."""
+"""K-SEQ or truncated importance sampling, whichever accepts more before the residual draw; the choice does not depend on the drafts."""
 
 from __future__ import annotations
 
@@ -56,4 +56,4 @@ def _survivors(position: Position, order: Order) -> Tensor:
 
 
 hybrid = TokenVerifier("hybrid", "iid", _decide, _acceptance, survivors=_survivors)
-"""K-SEQ, or importance sampling with a linear program over 5 tokens: whichever accepts more for the two distributions of a position."""
+"""K-SEQ, or importance sampling with a linear program over 5 tokens: whichever accepts more for the two distributions of a position, before the residual draw."""

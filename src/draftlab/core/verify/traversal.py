@@ -16,18 +16,22 @@ def _stops(target_probs: TargetAlong, draft_probs: DraftAlong, tokens: Sequences
         target = target_probs[path, depth]
         if depth < tokens.shape[1]:
             draft = draft_probs[path, depth]
-            left = list(members)
-            while left:
-                token = int(tokens[left[0], depth])
-                same = [member for member in left if int(tokens[member, depth]) == token]
-                chance = float(draft[token])
-                descend(same[0], depth + 1, same, min(1.0, weight * float(target[token]) / chance) if chance else 0.0)
-                left = [member for member in left if member not in same]
-                for _ in same:  # each draw of the token was rejected
-                    excess = (weight * target - draft).clamp_min(0)
-                    total = float(excess.sum())
-                    target = excess / total if total > 0 else target
-                    weight = total / (total + 1 - weight) if total + 1 - weight > 0 else 1.0
+            below: dict[int, list[int]] = {}
+            for member in members:
+                below.setdefault(int(tokens[member, depth]), []).append(member)
+            judged = set[int]()
+            # In the order drafted, so that what decides about a draw never depends on later ones.
+            for member in members:
+                token = int(tokens[member, depth])
+                if token not in judged:
+                    judged.add(token)
+                    chance = float(draft[token])
+                    accepts = min(1.0, weight * float(target[token]) / chance) if chance else 0.0
+                    descend(member, depth + 1, below[token], accepts)
+                excess = (weight * target - draft).clamp_min(0)
+                total = float(excess.sum())
+                target = excess / total if total > 0 else target
+                weight = total / (total + 1 - weight) if total + 1 - weight > 0 else 1.0
         stops.append(Stop(reached * weight, path, depth, target))
         reached *= 1 - weight
 
@@ -41,5 +45,6 @@ traversal = TreeVerifier("traversal", "iid", _stops)
 A child has weight ``w = min(1, w_parent q/p)``. Leaves are tested in the order drafted, and a leaf is accepted with its weight. After a rejection
 its parent continues with ``q <- (w q - p)_+ / S``, ``w <- S / (S + 1 - w)``, where S is the sum of ``(w q - p)_+``.
 
-For i.i.d. sequences p stays as it is. Equal tokens are one node and count as often as they were drawn. With one sequence this is block verification.
+For i.i.d. sequences p stays as it is. Equal tokens are one node, which is judged where the first of them was drawn; each of them is rejected in its
+turn. With one sequence this is block verification.
 """

@@ -1,4 +1,4 @@
-"""Is it worth the effort: the cost of a static draft relative to one that learns online, by update interval and load."""
+"""Is it worth the effort: the cost of an undistilled draft relative to one that learns online, by update interval and load."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ UNITS = {"seconds": "seconds", "gb": "bytes"}
 
 
 def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
-    """Plot the static draft's cost divided by each contender's; above 1 the contender pays.
+    """Plot the undistilled draft's cost divided by each contender's; above 1 the contender pays.
 
     A busy server counts the cost of training, an idle server does not, because training fills its idle time.
     """
@@ -43,7 +43,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
         ax.set(xscale="log", xlabel="requests per update", title=title)
         ax.set_xticks(online["update_interval"], online["update_interval"].astype(str), minor=False)
         ax.set_xticks([], minor=True)
-    axes[0, 0].set_ylabel("cost of the static draft over own cost")
+    axes[0, 0].set_ylabel("cost of the undistilled draft over own cost")
     legend(figure, list(axes[0]))
     footer(
         figure,
