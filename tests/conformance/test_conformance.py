@@ -40,6 +40,8 @@ from draftlab.core.verify.sequence import sequences_distribution
 from draftlab.core.verify.single import accept_probs, reject_residual, single
 from draftlab.core.verify.specinfer import specinfer
 from draftlab.core.verify.token import Decision, TokenVerifier
+from draftlab.core.verify.traversal import traversal
+from draftlab.core.verify.tree import Stop
 from draftlab.core.verify.truncated import Truncation, truncated
 from draftlab.errors import UserError
 
@@ -283,6 +285,21 @@ def test_mutants_of_sequences_are_caught_from_their_samples(
         return emitted
 
     assert not check_sequence_sampler(sample, "iid", 3, 2, 1).lossless
+
+
+def test_a_tree_whose_drafts_are_judged_in_another_order_is_caught() -> None:
+    """Traversal verification that judges drafts a, b, a as a, a, b: with two drafts that is the same."""
+
+    def grouped(target: Tensor, draft: Tensor, tokens: Tensor) -> list[Stop]:
+        first = {token: place for place, token in reversed(list(enumerate(tokens[:, 0].tolist())))}
+        order = sorted(range(len(tokens)), key=lambda place: first[int(tokens[place, 0])])
+        stops = traversal.stops(target[order], draft[order], tokens[order])
+        return [dataclasses.replace(stop, path=order[stop.path]) for stop in stops]
+
+    mutant = dataclasses.replace(traversal, stops=grouped)
+    budget = Budget(max_samples=500)
+    assert check_verifier(mutant, 2, budget).lossless
+    assert check_verifier(mutant, 3, budget).exact["wide trees"].error > 1e-3
 
 
 def test_a_distribution_that_is_none_is_caught() -> None:

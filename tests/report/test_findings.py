@@ -46,14 +46,14 @@ def test_a_title_is_a_short_statement(name):
 def test_it_follows_the_table_in_all_directions():
     table = tidy.derive("osd_online", TABLES["osd_online"](ONLINE))
     assert _sentence("osd_online", table).startswith(
-        "The online draft overtakes one distilled once: over the last fifth of the stream alpha is 0.7"
+        "The online draft overtakes a briefly distilled one: over the last fifth of the stream alpha is 0.7"
     )
     other = table.replace({"method": {"online": "static_10", "static_10": "online"}})
-    assert _sentence("osd_online", other).startswith("The online draft stays below one distilled once: ")
+    assert _sentence("osd_online", other).startswith("The online draft stays below a briefly distilled one: ")
     same = table[table["method"] == "online"]
     same = pd.concat([same, same.assign(method="static_10")])
     assert "+0.000 [+0.000, +0.000]" in _sentence("osd_online", same)
-    assert _sentence("osd_online", same).startswith("The online draft is level with one distilled once: ")
+    assert _sentence("osd_online", same).startswith("The online draft is level with a briefly distilled one: ")
 
 
 def test_a_finding_without_words_for_one_side_says_what_holds_for_none():

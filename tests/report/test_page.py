@@ -86,7 +86,7 @@ def test_everything_is_in_the_page(known, text):
         assert word in text
     assert "no_longer_of_it" not in text
     assert (
-        '<p class="finding">The online draft overtakes one distilled once: over the last fifth of the stream alpha is'
+        '<p class="finding">The online draft overtakes a briefly distilled one: over the last fifth of the stream alpha is'
         in text
     )
     parts = r"(\d+) recomputed from .*, (\d+) computed by .*, (\d+) measured with models"
