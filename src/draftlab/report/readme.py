@@ -36,6 +36,8 @@ WHAT_IS_BOLD = (
     "The words in bold say what an experiment answers: a table or figure of a paper, or a question of its public review (reviewers by their "
     "codes there, such as fopk)."
 )
+PROCESSORS = {"AMD EPYC": "AMD EPYC (Zen 5)", "AMD EPYC (family 25 model 17)": "AMD EPYC (Zen 4)"}
+"""Microarchitectures of the processors of published tables. The family was not recorded for the first tables, which are all of Zen 5."""
 PAIR = "vicuna-7b/llama-160m"
 DATASETS = {
     "spider": "Spider",
@@ -74,13 +76,23 @@ def update(file: Path = Path("README.md"), *, check: bool = False) -> None:
 def index(folder: Path, root: Path) -> str:
     """The page for one folder of published figures: each with its question, its finding, and links to its numbers."""
     remark = read_yaml(root / f"workflow/scales/{folder.name}.yaml").get("remark", "")
+    machines = {name: _machine(one) for name, one in read_json(folder / "data/provenance.json").items()}
     lines = [f"# Figures and tables of `scale={folder.name}`", "", WHAT_IS_BOLD, "", *([remark, ""] if remark else [])]
     known = {name: load_experiment(root / f"workflow/experiments/{name}.yaml") for name in tables_in(folder / "data")}
     for table, experiment in sorted(known.items(), key=lambda item: (PAPERS.index(item[1].paper), item[0])):
         numbers = f"[table]({table}.md) · [cells]({table}.csv) · [LaTeX]({table}.tex) · [PDF]({table}.pdf) · [rows](data/{table}.csv.gz)"
         lines += [f"## `{table}`", "", f"**{experiment.artefact}.** {experiment.question}", ""]
-        lines += [_finding(folder, table), "", f"![{experiment.title}]({table}.png)", "", numbers, ""]
+        lines += [_finding(folder, table), "", f"![{experiment.title}]({table}.png)", ""]
+        lines += [numbers + (f" · timed on {machines[table]}" if experiment.stage_kind.exclusive else ""), ""]
     return "\n".join(lines)
+
+
+def _machine(table: dict[str, dict[str, str]]) -> str:
+    """The device on which a published table was measured."""
+    common = table["common"]
+    processor = common.get("machine.processor", "several processors")
+    device = common.get("runs.target.device", "CPU")
+    return PROCESSORS.get(processor, processor) if device == "CPU" else device
 
 
 def _finding(folder: Path, table: str) -> str:

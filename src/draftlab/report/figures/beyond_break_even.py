@@ -48,7 +48,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     footer(
         figure,
         scale,
-        f"n = {ratios['n'].min()} requests per point",
+        f"n = {ratios['n'].min()} requests of Spider per point",
         seeds(table),
         "bars and bands: 95 % bootstrap over requests",
         "busy server: training counts",

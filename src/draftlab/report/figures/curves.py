@@ -101,7 +101,8 @@ def curve_figure(
     alone = [name(order[0])] if series and len(order) == len(labels) == 1 else []
     if labels and not alone and (series or form.printed):
         legend(figure, list(axes.flat))
-    several = "dataset" in table and "dataset" not in keys and table["dataset"].nunique() > 1
+    shown_apart = {field for key in keys for field in (key, *fields_of(key))}
+    several = "dataset" in table and "dataset" not in shown_apart and table["dataset"].nunique() > 1
     datasets = f" of {table['dataset'].nunique()} datasets" if several else ""
     interval = f"{counted(n)} {tidy.resampled_name(table)}{datasets} per point, bars: 95 % bootstrap"
     first = tidy.records(table.iloc[[0]])[0]
@@ -110,11 +111,15 @@ def curve_figure(
     return figure
 
 
+def fields_of(template: str) -> list[str]:
+    """The column names in the braces of a template."""
+    return [field for _, field, _, _ in Formatter().parse(template) if field]
+
+
 def labelled(table: pd.DataFrame, keys: Iterable[str | None]) -> pd.DataFrame:
     """Add a column for each key that is a template with column names in braces, and sort by its numeric columns."""
     for key in filter(None, keys):
-        fields = [field for _, field, _, _ in Formatter().parse(key) if field]
-        if fields:
+        if fields := fields_of(key):
             columns = [table[field].map(name) if is_string_dtype(table[field]) else table[field] for field in fields]
             rows = zip(*columns, strict=True)
             table = table.assign(**{key: [key.format(**dict(zip(fields, row, strict=True))) for row in rows]})

@@ -12,6 +12,7 @@ from draftlab.report.figures.curves import curves
 from draftlab.report.figures.printed import printed_points
 from draftlab.report.figures.style import LOOKS, counted, footer, in_order, legend, panels, seeds
 from draftlab.report.published import Published
+from draftlab.report.tidy import records
 
 METRICS = {"rouge_l": ("xsum", "ROUGE-L, XSum"), "bleu": ("wmt16", "BLEU, WMT16")}
 PRINTED = {
@@ -29,8 +30,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     for (row, metric), (column, identical) in itertools.product(enumerate(METRICS), enumerate((True, False))):
         dataset, label = METRICS[metric]
         ax = axes[row, column]
-        rows = table[(table["dataset"] == dataset) & (table["identical"] == identical)].dropna(subset=[metric])
-        estimates = ratio_table(rows.assign(_one=1.0), metric, "_one", ["scheme", "draft_temperature"])
+        estimates = _estimates(table[(table["dataset"] == dataset) & (table["identical"] == identical)], metric)
         n = estimates["n"]
         claim, x = PRINTED[metric, identical]
         rated = estimates[estimates["scheme"] != "plain"]
@@ -40,8 +40,9 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
             draft_temperature=rated["draft_temperature"] + apart
         )  # so that no interval hides another
         curves(ax, shifted, "draft_temperature", "scheme", list(LOOKS))
-        for plain in estimates.loc[estimates["scheme"] == "plain", "estimate"]:
-            ax.axhline(plain, **LOOKS["plain"].options(marker=""))
+        for plain in records(_estimates(table[(table["dataset"] == dataset) & (table["scheme"] == "plain")], metric)):
+            ax.axhline(plain["estimate"], **LOOKS["plain"].options(marker=""))
+            ax.axhspan(plain["ci_low"], plain["ci_high"], color=LOOKS["plain"].colour, alpha=0.12, linewidth=0)
         printed = published.of(claim)
         has_x = [x in settings for settings in printed["settings"]]
         printed_points(ax, printed[has_x], x, "scheme")
@@ -57,9 +58,15 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
         figure,
         scale,
         f"{counted(n)} requests per point",
-        "bars: 95 % bootstrap",
+        "bars and band: 95 % bootstrap",
         seeds(table),
         "hollow: printed",
         *facts,
     )
     return figure
+
+
+def _estimates(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """The mean score of each scheme at each draft temperature."""
+    scored = rows.dropna(subset=[metric]).assign(_one=1.0)
+    return ratio_table(scored, metric, "_one", ["scheme", "draft_temperature"])

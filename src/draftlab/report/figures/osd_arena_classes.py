@@ -15,6 +15,7 @@ PRINTED = {"language": "F2.language_share", "topic": "F2.topic_share"}
 def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     """Draw a panel per way to classify requests: a stacked bar per slice of time, one for all slices, and one of the printed shares."""
     shown = list(dict.fromkeys(table["group_by"]))
+    unprinted: list[str] = []
     figure, axes = panels(1, len(shown), height=2.2, sharey=True)
     for ax, label in zip(axes[0], shown, strict=True):
         rows = table[table["group_by"] == label]
@@ -29,10 +30,10 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
         places = [*range(len(shares)), len(shares) + 1, len(shares) + 2.5]
         base = np.zeros(len(places))
         for place, group in enumerate(order):
-            printed_share = next(
-                (share for variant, share in printed.items() if group.lower().startswith(variant)), 0.0
-            )
-            heights = np.array([*shares[group], together[group], printed_share])
+            found = [share for variant, share in printed.items() if group.lower().startswith(variant)]
+            if printed and not found:
+                unprinted.append(name(group))
+            heights = np.array([*shares[group], together[group], sum(found)])
             look = {"facecolor": SEQUENCE[place % len(SEQUENCE)].colour, "edgecolor": "white", "linewidth": 0.5}
             ax.bar(places, heights, bottom=base, width=0.9, label=name(group), **look)
             base += heights
@@ -49,5 +50,6 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
         f"{requests} requests",
         "counts, so no interval",
         "shares of generated requests are settings, not findings",
+        f"printed: shares without {' and '.join(unprinted)}" if unprinted else "",
     )
     return figure
