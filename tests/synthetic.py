@@ -17,7 +17,7 @@ import pandas as pd
 from draftlab import plan
 from draftlab.files.yaml_files import read_yaml
 from draftlab.plan.experiment import Size
-from draftlab.report import published
+from draftlab.report import published, tidy
 from draftlab.stages._stage import Bench, Column, NoInputs, Stage, Variant
 
 FOLDER = Path(__file__).resolve().parents[1] / "workflow" / "experiments"
@@ -182,7 +182,7 @@ def _rows(
         rows["split"] = stage.split or ("eval" if is_held_out else "train")
     if getattr(variant.settings, "stream", None) and "group" in columns:
         rows = _grouped(rows, variant.settings)
-    unit = stage.unit if stage.unit in rows else next(iter(keys))
+    unit = tidy.resampled_column(rows) or next(iter(keys))
     noise = pd.Series(rng.normal(0, 0.04, 1000))
     score = 0.5 + pd.Series(pd.factorize(rows[unit])[0]).map(noise) + rng.normal(0, 0.01, len(rows))
     labels = variant.settings.model_dump() | dict(variant.labels)

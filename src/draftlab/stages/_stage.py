@@ -154,18 +154,12 @@ class Stage:
         """The written and the derived columns."""
         return self.columns | columns_of(self.derived)
 
-    @property
-    def unit(self) -> str | None:
-        """The column whose values the bootstrap resamples: requests, places of a stream, or blocks; None for an exact table."""
-        return next((name for name in UNITS if name in self.all_columns), None)
-
     def is_timed(self, name: str, settings: Mapping[str, Any]) -> bool:
         """Whether two runs with these settings differ in a column."""
         timed = self.all_columns[name].timed if name in self.all_columns else False
         return timed if isinstance(timed, bool) else bool(settings.get(timed))
 
 
-UNITS = ("request_id", "stream_index", "block")
 PARTS = ("Settings", "Row", "MEASURES", "run", "Inputs", "Derived", "derive")
 
 

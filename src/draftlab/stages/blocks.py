@@ -14,6 +14,7 @@ from draftlab.core.settings import NonNegativeInt
 from draftlab.errors import UserError
 from draftlab.progress import progress
 from draftlab.stages._decoding import Inputs
+from draftlab.stages._measures import BLOCK_EFFICIENCY
 from draftlab.stages._stage import Bench, Facts, column, stage_of, timing
 from draftlab.stages.live import PARTS, PLAIN, Contender, Contest, Contested, contenders, decode, rows_of, truncation
 
@@ -85,7 +86,7 @@ class Derived:
 
 
 MEASURES = {
-    "block_efficiency": Measure("emitted", "blocks", "block efficiency", "tokens per target call"),
+    "block_efficiency": BLOCK_EFFICIENCY,
     "acceptance": Measure("accepted", "judged", "acceptance at a judged depth", "probability"),
     "share": Measure("blocks", "all_blocks", "share of the target calls", "probability"),
     "quantity": Measure("above", "below", "acceptance [probability], tokens per target call, selection [ms]"),

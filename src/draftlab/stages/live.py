@@ -16,6 +16,7 @@ from draftlab.core.measure import Measure
 from draftlab.core.settings import Count, NonNegativeInt, NotNegative
 from draftlab.progress import progress
 from draftlab.stages._decoding import DecodedRow, Decoding, Inputs
+from draftlab.stages._measures import BLOCK_EFFICIENCY
 from draftlab.stages._schemes import LiveScheme
 from draftlab.stages._stage import Bench, Facts, column, stage_of, timing
 
@@ -97,7 +98,7 @@ class Derived:
 
 
 MEASURES = {
-    "block_efficiency": Measure("emitted", "blocks", "block efficiency", "tokens per target call"),
+    "block_efficiency": BLOCK_EFFICIENCY,
     "acceptance": Measure("accepted", "visited", "acceptance at a judged depth", "probability"),
     "token_rate": Measure("emitted", "seconds", "token rate", "tokens per second"),
     "selection": Measure("select_seconds", "blocks", "verification", "seconds per target call"),

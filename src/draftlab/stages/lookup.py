@@ -13,6 +13,7 @@ from draftlab.core.settings import Dataset
 from draftlab.core.settings import Settings as Base
 from draftlab.engine.answers import recorded_name
 from draftlab.progress import progress
+from draftlab.stages._measures import BLOCK_EFFICIENCY
 from draftlab.stages._places import Places
 from draftlab.stages._stage import Bench, Facts, Files, NoInputs, column, stage_of
 
@@ -71,7 +72,7 @@ class Row:
 
 
 MEASURES = {
-    "block_efficiency": Measure("emitted", "blocks", "block efficiency", "tokens per target call"),
+    "block_efficiency": BLOCK_EFFICIENCY,
     "speedup": Measure("emitted", "cost", "speed-up by the model of costs", "times plain decoding"),
     "accepted": Measure("accepted", "drafted", "accepted over drafted tokens"),
 }

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field
 
-from draftlab.core.measure import Measure
 from draftlab.core.settings import Dataset, NonNegativeInt
 from draftlab.core.settings import Settings as Base
 from draftlab.engine.answers import recorded_name
 from draftlab.errors import UserError
 from draftlab.stages._inputs import TargetAndDraft
+from draftlab.stages._measures import BLOCK_EFFICIENCY
 from draftlab.stages._places import Places
 from draftlab.stages._schemes import Verifier
 from draftlab.stages._stage import Bench, Facts, Files, column, stage_of
@@ -64,7 +64,7 @@ class Row:
 
 
 MEASURES = {
-    "block_efficiency": Measure("emitted", "blocks", "block efficiency", "tokens per target call"),
+    "block_efficiency": BLOCK_EFFICIENCY,
 }
 
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, model_validator
 
-from draftlab.core.measure import Measure
 from draftlab.core.settings import Count, NonNegativeInt
 from draftlab.progress import progress
 from draftlab.stages._decoding import DecodedRow, Decoding, Inputs
+from draftlab.stages._measures import BLOCK_EFFICIENCY
 from draftlab.stages._stage import Bench, Facts, column, stage_of
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Row(DecodedRow):
 
 
 MEASURES = {
-    "block_efficiency": Measure("emitted", "blocks", "block efficiency", "tokens per target call"),
+    "block_efficiency": BLOCK_EFFICIENCY,
 }
 
 
