@@ -132,6 +132,25 @@ def test_there_are_never_more_distinct_drafts_than_tokens(drafting: Drafting) ->
         assert short[2:] == [short[0]] * 2
 
 
+def test_weights_below_the_smallest_float_are_drawn_like_others() -> None:
+    """What remains after the first token of a cold, truncated distribution."""
+    probs = torch.zeros(500, 1, 50, dtype=torch.float64)
+    probs[..., 0], probs[..., 7], probs[..., 9] = 1.0, 2e-323, 1e-323  # 4 and 2 steps of the smallest float
+    drawn = draft_tokens(probs.expand(-1, 2, -1), "without_replacement", torch.Generator().manual_seed(0))
+    assert (drawn[:, 0] == 0).all()
+    assert set(drawn[:, 1].tolist()) == {7, 9}
+    assert (drawn[:, 1] == 7).double().mean() == pytest.approx(2 / 3, abs=0.1)
+
+
+def test_a_nucleus_that_is_met_exactly_has_no_token_more() -> None:
+    kept = to_probs(torch.zeros(1, 10), Sampling(top_p=0.8))
+    assert (kept > 0).sum() == 8
+
+
+def test_logits_with_a_gradient_can_be_filtered() -> None:
+    assert to_probs(torch.zeros(1, 10, requires_grad=True), Sampling(top_p=0.5)).sum().item() == pytest.approx(1)
+
+
 def test_half_precision_is_renormalised_in_float64() -> None:
     exact = torch.randn(4, 1000, generator=generator()).softmax(-1)
     for dtype in (torch.float16, torch.bfloat16, torch.float32):

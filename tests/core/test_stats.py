@@ -62,6 +62,16 @@ def test_no_denominator_is_nan_not_zero():
     assert np.isnan(stats.moving_ratio([0.0], [0.0], 1)[0])
 
 
+def test_a_resample_without_a_denominator_is_left_out():
+    drawn = stats.ratio([1, 1, 1], [0, 0, 3])
+    assert drawn.estimate == 1
+    assert np.isfinite([drawn.low, drawn.high]).all()
+    for nothing in ([0], [-2]):
+        assert np.isnan(stats.ratio([1], nothing).estimate)
+        assert np.isnan(stats.ratio_difference([1], [1], [1], nothing).estimate)
+        assert np.isnan(stats.percent_of(([1], [1]), ([1], nothing)).estimate)
+
+
 def test_rows_with_an_empty_axis_have_a_line_of_the_table() -> None:
     frame = pd.DataFrame({"replay": [0.0, np.nan, np.nan], "request_id": [0, 0, 1], "hits": [1, 2, 3], "tries": 4})
     actual = stats.ratio_table(frame, "hits", "tries", ["replay"])

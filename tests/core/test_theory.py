@@ -26,6 +26,11 @@ def test_best_draft_len_with_measured_verification_prefers_cheap_widths():
     assert theory.best_draft_len(0.8, 0.02, {3: 1.3, 4: 1.9, 5: 2.0}) == 3
 
 
+def test_no_draft_length_is_refused():
+    with pytest.raises(UserError, match="no draft length to choose from"):
+        theory.best_draft_len(0.8, 0.02, {})
+
+
 def test_acceptance_of_one_emits_the_whole_block():
     assert theory.expected_block_length(1.0, 5) == 6
     assert theory.expected_block_length(0.0, 5) == 1

@@ -14,10 +14,12 @@ from matplotlib.figure import Figure
 
 from draftlab import plan
 from draftlab.errors import UserError
-from draftlab.plan.figure import Stream
+from draftlab.plan.figure import Curves, Stream
 from draftlab.report import figures, findings, tables, tidy
 from draftlab.report.figures import batch, stream, style
+from draftlab.report.figures.curves import curve_figure
 from draftlab.stages import STAGES
+from tests.conftest import ROOT
 from tests.synthetic import TABLES
 
 FILES = {path.stem: tidy.plan_of(path.stem) for path in sorted((tables.WORKFLOW / "experiments").glob("*.yaml"))}
@@ -123,6 +125,23 @@ def test_marks_stand_on_their_own_lines(known):
     lines = [line for ax in figure.axes for line in ax.lines if len(line.get_xdata()) > 2]
     assert lines
     assert all(line.get_marker() not in ("", "None") for line in lines if line.get_linestyle() != "None")
+
+
+def test_a_panel_of_one_dataset_counts_no_others(known):
+    rows = pd.DataFrame({"dataset": ["gsm8k", "spider"] * 6, "x": [1, 1, 2, 2] * 3, "request_id": range(12)})
+    rows = rows.assign(kind="a", good=1, all=2)
+    form = {"x": "x", "xlabel": "x", "above": "good", "below": "all", "ylabel": "share"}
+    footers = [
+        curve_figure(rows, "laptop", known, Curves(**form, panel=panel), {}).get_supxlabel()
+        for panel in (None, "{dataset}, {kind}")
+    ]
+    assert ["of 2 datasets" in " ".join(footer.split()) for footer in footers] == [True, False]
+
+
+def test_classes_that_print_leaves_out_are_named(known):
+    table = tidy.read(ROOT / "paper_figures/laptop/data/osd_arena_classes.csv.gz", "osd_arena_classes")
+    footer = " ".join(figures.figure("osd_arena_classes", table, "laptop", known).get_supxlabel().split())
+    assert "printed: shares without English" in footer
 
 
 def test_printed_values_are_drawn(known):

@@ -1,6 +1,7 @@
 """The generated parts of the README follow the committed tables and the experiments' files."""
 
 import dataclasses
+import json
 import re
 import shutil
 
@@ -77,6 +78,17 @@ def test_a_finding_of_a_published_figure_is_in_the_index_of_its_folder(copy):
     page.write_text("No: " + page.read_text())
     with pytest.raises(UserError, match=r"laptop/README\.md: it differs"):
         readme.update(copy / "README.md", check=True)
+
+
+def test_a_time_measurement_names_its_processor_and_no_other_table_does(copy):
+    """Each in the section of its experiment."""
+    record = json.loads((copy / "paper_figures/laptop/data/provenance.json").read_text())
+    sections = (copy / "paper_figures/laptop/README.md").read_text().split("\n## `")[1:]
+    found = {section.partition("`")[0]: re.findall(r"timed on (.*)", section) for section in sections}
+    assert found["osd_online"] == []
+    assert record["osd_latency_alpha"]["common"]["machine.processor"] == "AMD EPYC"
+    assert found["osd_latency_alpha"] == ["AMD EPYC (Zen 5)"]
+    assert found["beyond_break_even"] == ["AMD EPYC (Zen 4)"]
 
 
 def test_a_lost_marker_is_named(copy):
