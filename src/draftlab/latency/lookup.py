@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32, Int
 
-from draftlab.latency.loop import resume
+from draftlab.latency.loop import crop
 from draftlab.models.backend import LatencyBackend, Logits
 from draftlab.models.ngrams import NGRAM, Ngrams
 
@@ -41,8 +41,6 @@ class Lookup:
     def prefill(self, tokens: Sequence[int]) -> Float32[np.ndarray, " vocab"]:
         for token in tokens:
             self.text.append(token)
-        if self.inner:
-            resume(self.inner, self.tokens)
         return np.zeros(self.vocab_size, dtype=np.float32)
 
     def extend(self, tokens: Sequence[int]) -> Logits:
@@ -70,11 +68,9 @@ class Lookup:
         return self.inner.guess(self.tokens[len(self.inner.tokens) :], min_prob)
 
     def trim(self, length: int) -> None:
+        if self.inner and self.inner.tokens == self.tokens[: len(self.inner.tokens)]:
+            crop([self.inner], length)  # otherwise the text is another contender's, and `resume` compares it
         self.text.trim(length)
-        if self.inner and len(self.inner.tokens) > length:
-            self.inner.trim(length)
-        if self.inner and self.inner.tokens != self.tokens[: len(self.inner.tokens)]:
-            resume(self.inner, self.tokens)  # the model has decoded another text in the meantime
 
     def fill(self, sequences: int, context: int) -> None:
         self._forget()
