@@ -111,3 +111,17 @@ def test_a_guess_is_looked_up_before_the_model_is_asked(models: dict[str, Path])
         assert (joined.steps, draft.tokens) == (1, [5, 9, 7, 5, 9, 7, 6])
         assert joined.guess([8], 1.1) is None
         assert joined.steps == 2, "a token that was not sure enough was computed all the same"
+
+
+@pytest.mark.parametrize("call", ["guess", "extend"])
+def test_a_model_that_missed_more_than_a_call_holds_reads_it_in_several(models: dict[str, Path], call: str) -> None:
+    text, engine = [5, 9, 7] * 200 + [6], EngineOptions(context_length=768)
+    with (
+        LlamaCpp(models["draft"].with_suffix(".gguf"), engine) as draft,
+        LlamaCpp(models["draft"].with_suffix(".gguf"), engine) as same,
+    ):
+        joined = Lookup(draft, joined=True)
+        joined.prefill(text[:-1])
+        same.prefill(text[:-1])
+        np.testing.assert_allclose(getattr(joined, call)(text[-1:]), getattr(same, call)(text[-1:]), atol=1e-4)
+        assert (joined.steps, draft.tokens) == (1, text)

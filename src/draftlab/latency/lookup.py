@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32, Int
 
-from draftlab.latency.loop import crop
+from draftlab.latency.loop import crop, resume
 from draftlab.models.backend import LatencyBackend, Logits
+from draftlab.models.llama_cpp import BATCH
 from draftlab.models.ngrams import NGRAM, Ngrams
 
 SURE = 0.5
@@ -47,8 +48,7 @@ class Lookup:
         guesses = [self.text.append(token) for token in tokens]
         rows = np.zeros((len(tokens), self.vocab_size), dtype=np.float32)
         if self.inner and None in guesses:
-            self.steps += 1
-            rows[:] = self.inner.extend(self.tokens[len(self.inner.tokens) :])[-len(tokens) :]
+            rows[:] = self.inner.extend(self._unread(len(tokens)))[-len(tokens) :]
         for row, guess in zip(rows, guesses, strict=True):
             if guess is not None:
                 row[:] = -np.inf
@@ -64,8 +64,15 @@ class Lookup:
             return guesses[-1]
         if self.inner is None:
             return None if min_prob else 0
+        return self.inner.guess(self._unread(1), min_prob)
+
+    def _unread(self, last: int) -> list[int]:
+        """What the joined model reads in its next step: all that it missed, or the ``last`` tokens if that is too much for one call."""
+        assert self.inner
         self.steps += 1
-        return self.inner.guess(self.tokens[len(self.inner.tokens) :], min_prob)
+        if len(self.tokens) - len(self.inner.tokens) > BATCH:
+            resume(self.inner, self.tokens[:-last])
+        return self.tokens[len(self.inner.tokens) :]
 
     def trim(self, length: int) -> None:
         if self.inner and self.inner.tokens == self.tokens[: len(self.inner.tokens)]:
