@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from draftlab.engine.recording import TargetPass, load_pass
 from draftlab.engine.replay import agree_along
 from draftlab.engine.settings import Answers
 from draftlab.errors import UserError
-from draftlab.files.json_files import write_jsonl
+from draftlab.files.json_files import read_object, write_json, write_jsonl
 from draftlab.models import load_model, load_tokenizer, products
 from draftlab.models.config import read_sizes
 from draftlab.models.gguf import export
@@ -203,6 +204,22 @@ def test_a_killed_server_loses_and_doubles_nothing(
     with serve(toy(folder)) as other:
         asked(other, folder, parts=tmp_path)
     assert len(other.requests) >= REQUESTS
+
+
+@pytest.mark.parametrize("change", ["eos_token_id", "rms_norm_eps"])
+def test_answers_are_not_continued_with_another_end_or_another_config(
+    folder: Path, tmp_path: Path, change: str
+) -> None:
+    """The weights stay the same, and only the first batch was answered."""
+    shutil.copytree(folder, tmp_path / "own")
+    file = tmp_path / "own/target/config.json"
+    before = answers(tmp_path / "own", tmp_path / "parts")
+    for part in sorted((tmp_path / "parts").rglob("*.safetensors"))[1:]:
+        part.unlink()
+    value = before.answers[0].answer_ids[4] if change == "eos_token_id" else 0.1
+    write_json(file, read_object(file) | {change: value})
+    after = answers(tmp_path / "own", tmp_path / "parts")
+    assert after.answers == answers(tmp_path / "own").answers != before.answers
 
 
 def _texts(reply: dict[str, Any]) -> None:

@@ -71,6 +71,30 @@ def test_a_block_ends_where_the_draft_is_unsure(models: dict[str, Path]) -> None
         assert 0 < sum(block.drafted for block in sampled.blocks) < 4 * len(sampled.blocks)
 
 
+def test_a_prompt_is_read_once_and_again_after_probes(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever contender comes first; also if a prompt is repeated, so that the lookup has read it already."""
+    read, prefill = list[int](), LlamaCpp.prefill
+    with (
+        LlamaCpp(models["target"].with_suffix(".gguf")) as alone,
+        LlamaCpp(models["draft"].with_suffix(".gguf")) as draft,
+    ):
+
+        def watched(model: LlamaCpp, tokens: list[int]) -> np.ndarray:
+            read.extend([len(tokens)] if model is draft else [])
+            return prefill(model, tokens)
+
+        monkeypatch.setattr(LlamaCpp, "prefill", watched)
+        contenders = [draft, Lookup(draft, joined=True), Lookup(draft, joined=True)]
+        prompts = [[3, *prompt] for prompt in passages(3)]
+        for number, prompt in enumerate([*prompts, prompts[-1]]):
+            draft.fill(1, 8)
+            read.clear()
+            for contender in contenders[:: 1 if number % 2 else -1]:
+                found = speculate(alone, contender, prompt, 6, fixed(3)).tokens
+                assert found == decode(alone, prompt, 6).tokens
+            assert read == [len(prompt) - 1]
+
+
 def test_a_guess_is_looked_up_before_the_model_is_asked(models: dict[str, Path]) -> None:
     """Only where lookup has no guess, the model runs, and reads the tokens that it missed."""
     with (
@@ -87,3 +111,17 @@ def test_a_guess_is_looked_up_before_the_model_is_asked(models: dict[str, Path])
         assert (joined.steps, draft.tokens) == (1, [5, 9, 7, 5, 9, 7, 6])
         assert joined.guess([8], 1.1) is None
         assert joined.steps == 2, "a token that was not sure enough was computed all the same"
+
+
+@pytest.mark.parametrize("call", ["guess", "extend"])
+def test_a_model_that_missed_more_than_a_call_holds_reads_it_in_several(models: dict[str, Path], call: str) -> None:
+    text, engine = [5, 9, 7] * 200 + [6], EngineOptions(context_length=768)
+    with (
+        LlamaCpp(models["draft"].with_suffix(".gguf"), engine) as draft,
+        LlamaCpp(models["draft"].with_suffix(".gguf"), engine) as same,
+    ):
+        joined = Lookup(draft, joined=True)
+        joined.prefill(text[:-1])
+        same.prefill(text[:-1])
+        np.testing.assert_allclose(getattr(joined, call)(text[-1:]), getattr(same, call)(text[-1:]), atol=1e-4)
+        assert (joined.steps, draft.tokens) == (1, text)

@@ -1,6 +1,7 @@
 """A draft with a trimmed head has the same logits and counts in llama.cpp, and widened to the whole vocabulary in any engine."""
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -11,12 +12,12 @@ from draftlab.engine.replay import replay
 from draftlab.errors import UserError
 from draftlab.latency.inflate import inflate
 from draftlab.latency.loop import decode, fixed, speculate
-from draftlab.models import hf, llama_cpp, load_model
+from draftlab.models import gguf, hf, llama_cpp, load_model
 from draftlab.models.backend import check_pair
 from draftlab.models.gguf import export
 from draftlab.models.llama import Llama, LlamaConfig
 from draftlab.models.llama_cpp import LlamaCpp
-from draftlab.models.trimmed import table_path, widen
+from draftlab.models.trimmed import read_head, table_path, widen
 from draftlab.train.designs import trim_head
 from tests.models.test_lookup import passages
 from tests.pair import small_llama
@@ -98,6 +99,26 @@ def test_a_file_without_its_table_is_refused_and_freed(
     assert len(freed) == 1
     with pytest.raises(UserError, match="no text"):
         export(models["draft"], tmp_path / "text.gguf")
+
+
+def test_a_table_of_another_head_is_refused(
+    models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An export that is killed after it wrote the table leaves the old file beside it."""
+    trim_head(load_model(models["target"]), [token + 1 for token in KEPT]).save(tmp_path / "other")
+    file = tmp_path / "draft.gguf"
+    export(models["draft"], file, vocabulary=False)
+    assert read_head(file, len(KEPT), None).kept.tolist() == KEPT, "files of old versions name no digest"
+    with pytest.raises(UserError, match=r"another head than draft\.gguf.*export the draft again"):
+        read_head(file, len(KEPT) - 1, None)
+    with monkeypatch.context() as patch:
+        patch.setattr(gguf, "_write", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            export(tmp_path / "other", file, vocabulary=False)
+    with pytest.raises(UserError, match="another head"):
+        LlamaCpp(file)
+    export(tmp_path / "other", file, vocabulary=False)
+    LlamaCpp(file).close()
 
 
 @pytest.mark.parametrize(("heads", "has_bias"), [(2, False), (3, False), (3, True)])

@@ -13,10 +13,12 @@ from draftlab.core.verify.sequence import verify_sequences
 from draftlab.core.verify.specinfer import specinfer
 from draftlab.core.verify.token import Decision, TokenVerifier
 from draftlab.data.prompts import Prompt
+from draftlab.engine.held_out import Request, Work
 from draftlab.engine.settings import Answers
 from draftlab.engine.speculate import speculate
 from draftlab.errors import UserError
 from draftlab.files.json_files import write_jsonl
+from draftlab.models.llama import LlamaDecoder
 from draftlab.models.tokenizer import train_tokenizer
 from draftlab.stages import live
 from draftlab.stages._stage import Bench
@@ -200,6 +202,36 @@ def test_rows_hold_counts_and_times_that_agree(tables):
     assert (plain[["draft_seconds", "select_seconds"]] == 0).all(axis=None)
     assert drafted["emitted"].sum() / drafted["blocks"].sum() > 1.05
     assert rows[["rouge_l", "bleu"]].notna().all(axis=None)
+
+
+def test_no_contender_is_charged_for_its_prompts(monkeypatch):
+    """A clock on which the prompts take 1000 seconds, and each look at it a second."""
+    now, prefill = [0.0], LlamaDecoder.prefill
+
+    def look(after=1.0):
+        now[0] += after
+        return now[0]
+
+    def prefilled(*given):
+        look(1000.0)
+        return prefill(*given)
+
+    monkeypatch.setattr(LlamaDecoder, "prefill", prefilled)
+    for name in ("perf_counter", "process_time"):
+        monkeypatch.setattr(live.time, name, look)
+    settings = live.Settings(
+        schemes=["plain", "single"],
+        num_drafts=[1],
+        draft_temperature=[1.0],
+        draft_len=2,
+        requests=2,
+        batch=2,
+        max_new_tokens=4,
+    )
+    work, batch = Work(TARGET, DRAFTS[0], None, []), [Request(i, prompt, None) for i, prompt in enumerate(PROMPTS[:2])]
+    for contender in live.contenders(settings):
+        decoded = live.decode(contender, batch, settings, work, [], torch.Generator().manual_seed(0))
+        assert 0 < decoded.target_seconds < 1000
 
 
 def test_one_temperature_can_be_the_first_drafts_alone():

@@ -22,6 +22,7 @@ from draftlab.files.json_files import write_jsonl
 from draftlab.files.parts import open_parts
 from draftlab.files.weights import is_gguf, weights_digest
 from draftlab.models import Decodable, Tokenizer, load_model, load_tokenizer
+from draftlab.models.config import read_sizes
 
 
 def answer(
@@ -47,7 +48,9 @@ def answer(
         if isinstance(model, Server):
             model.check_tokenizer(tokenizer)
         if parts:
-            parts = open_parts(parts, f"{_identity(model, target, settings)} {sampling} {seed} {kept}")
+            parts = open_parts(
+                parts, f"{_identity(model, target, settings)} {tokenizer.eos_ids} {sampling} {seed} {kept}"
+            )
         if isinstance(model, Server):
             recorded = _record_served(model, kept, settings.batch, tokenizer, sampling, seed, parts)
         else:
@@ -69,12 +72,12 @@ def answer(
 
 
 def _identity(model: Decodable | Server, target: Path, settings: Answers) -> str:
-    """Settings, weights and code; a server may be restarted at another address."""
+    """Settings, sizes, weights and code; a server may be restarted at another address."""
     engine = {}
     if isinstance(model, Server):
         settings, engine = settings.model_copy(update={"url": "", "batch": 1}), model.description
     weights = sha256(target) if is_gguf(target) else weights_digest(target)
-    return f"{settings!r} {engine} {weights} {code_digest(__name__)}"
+    return f"{settings!r} {engine} {read_sizes(target)} {weights} {code_digest(__name__)}"
 
 
 def _record_served(

@@ -31,10 +31,12 @@ def generate(
     generator: Generator | None = None,
     batch: int | None = None,
     observe: Observer | None = None,
+    begin: Callable[[], object] = lambda: None,
 ) -> list[list[int]]:
     """Answer the prompts with ``model`` alone, ``batch`` at a time (default: all).
 
-    An answer ends with its first end-of-text token, and its row then leaves the batch. ``UserError`` if a prompt leaves no room for
+    An answer ends with its first end-of-text token, and its row then leaves the batch. ``begin`` is called
+    once the prompts of a batch are read. ``UserError`` if a prompt leaves no room for
     ``max_new_tokens``.
     """
     check_requests(model, prompts, max_new_tokens, batch)
@@ -42,6 +44,7 @@ def generate(
     answers: list[list[int]] = [[] for _ in prompts]
     for rows in batches(len(prompts), batch):
         cache, tokens = decoder.prefill([prompts[request] for request in rows], max_new_tokens)
+        begin()
         for position in range(max_new_tokens):
             # On a CPU, argmax takes longer in bfloat16 than in float32.
             logits = cache.extend(tokens[:, None])[:, 0].float()

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32, Int
 
-from draftlab.latency.loop import resume
+from draftlab.latency.loop import crop, resume
 from draftlab.models.backend import LatencyBackend, Logits
+from draftlab.models.llama_cpp import BATCH
 from draftlab.models.ngrams import NGRAM, Ngrams
 
 SURE = 0.5
@@ -41,16 +42,13 @@ class Lookup:
     def prefill(self, tokens: Sequence[int]) -> Float32[np.ndarray, " vocab"]:
         for token in tokens:
             self.text.append(token)
-        if self.inner:
-            resume(self.inner, self.tokens)
         return np.zeros(self.vocab_size, dtype=np.float32)
 
     def extend(self, tokens: Sequence[int]) -> Logits:
         guesses = [self.text.append(token) for token in tokens]
         rows = np.zeros((len(tokens), self.vocab_size), dtype=np.float32)
         if self.inner and None in guesses:
-            self.steps += 1
-            rows[:] = self.inner.extend(self.tokens[len(self.inner.tokens) :])[-len(tokens) :]
+            rows[:] = self.inner.extend(self._unread(len(tokens)))[-len(tokens) :]
         for row, guess in zip(rows, guesses, strict=True):
             if guess is not None:
                 row[:] = -np.inf
@@ -66,15 +64,20 @@ class Lookup:
             return guesses[-1]
         if self.inner is None:
             return None if min_prob else 0
+        return self.inner.guess(self._unread(1), min_prob)
+
+    def _unread(self, last: int) -> list[int]:
+        """What the joined model reads in its next step: all that it missed, or the ``last`` tokens if that is too much for one call."""
+        assert self.inner
         self.steps += 1
-        return self.inner.guess(self.tokens[len(self.inner.tokens) :], min_prob)
+        if len(self.tokens) - len(self.inner.tokens) > BATCH:
+            resume(self.inner, self.tokens[:-last])
+        return self.tokens[len(self.inner.tokens) :]
 
     def trim(self, length: int) -> None:
+        if self.inner and self.inner.tokens == self.tokens[: len(self.inner.tokens)]:
+            crop([self.inner], length)  # otherwise the text is another contender's, and `resume` compares it
         self.text.trim(length)
-        if self.inner and len(self.inner.tokens) > length:
-            self.inner.trim(length)
-        if self.inner and self.inner.tokens != self.tokens[: len(self.inner.tokens)]:
-            resume(self.inner, self.tokens)  # the model has decoded another text in the meantime
 
     def fill(self, sequences: int, context: int) -> None:
         self._forget()

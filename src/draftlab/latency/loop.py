@@ -233,9 +233,11 @@ def begin(backend: LatencyBackend, prompt: Sequence[int]) -> list[int]:
 
 
 def resume(backend: LatencyBackend, tokens: Sequence[int]) -> None:
-    """Make the cache hold exactly ``tokens``: the longest common start is kept, only the rest is computed."""
+    """Make the cache hold exactly ``tokens``, also that of the model behind a lookup: only what follows the common start is computed."""
     limit = min(len(backend.tokens), len(tokens))
     common = next((i for i in range(limit) if backend.tokens[i] != tokens[i]), limit)
     backend.trim(common)
     if common < len(tokens):
         backend.prefill(tokens[common:])
+    if inner := getattr(backend, "inner", None):
+        resume(inner, tokens)

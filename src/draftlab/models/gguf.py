@@ -19,12 +19,13 @@ from tokenizers import Tokenizer, pre_tokenizers
 
 from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_path
+from draftlab.files.digests import sha256
 from draftlab.files.gguf_header import read_header
 from draftlab.files.scratch import scratch
 from draftlab.models.checkpoint import Array, Checkpoint, Shapes, expected_shapes, head_counts, head_dim, t5_depths
 from draftlab.models.config import read_config
 from draftlab.models.tokenizer import chat_templates
-from draftlab.models.trimmed import HEAD_TOKENS, cut_vocabulary, table_path
+from draftlab.models.trimmed import HEAD_TOKENS, TABLE_DIGEST, cut_vocabulary, table_path
 
 Weights = Literal["f32", "f16", "bf16", "q8_0", "q4_0"]
 Kind = gguf.GGMLQuantizationType
@@ -71,6 +72,7 @@ def export(
         small = temporary / "head"
         config = cut_vocabulary(model, small, weights != "f32", table_path(out))
         config[HEAD_TOKENS] = str(config["vocab_size"])
+        config[TABLE_DIGEST] = sha256(table_path(out))
         if (model / "tokenizer.json").is_file():
             config[VOCABULARY_KEY] = vocabulary_digest(_read_tokenizer(model / "tokenizer.json"))
         _export_folder(config, small, out, weights, False)
@@ -148,8 +150,8 @@ def _write(
             _copy_vocabulary(writer, vocabulary, config["vocab_size"])
         else:
             _add_vocabulary(writer, folder, config, vocabulary)
-        for key in (HEAD_TOKENS, VOCABULARY_KEY):
-            if key in config:  # of a trimmed head: its size, and the vocabulary that it is part of
+        for key in (HEAD_TOKENS, TABLE_DIGEST, VOCABULARY_KEY):
+            if key in config:  # of a trimmed head: its size, its table, and the vocabulary that it is part of
                 writer.add_string(key, config[key])
         if "draftlab_inflated_from" in config:
             writer.add_string(INFLATED_KEY, json.dumps(config["draftlab_inflated_from"]))

@@ -24,7 +24,7 @@ from jaxtyping import Float32, Int
 from draftlab.errors import UserError
 from draftlab.models.backend import ENCODER_PROMPT, EngineOptions, Logits, confident_argmax
 from draftlab.models.gguf import INFLATED_KEY, VOCABULARY_KEY
-from draftlab.models.trimmed import HEAD_TOKENS, read_head
+from draftlab.models.trimmed import HEAD_TOKENS, TABLE_DIGEST, read_head
 
 BATCH = 512
 CONTEXT_STEP = 256  # tokens
@@ -59,7 +59,9 @@ class LlamaCpp:
             self._model = _load(path, settings)
             opened.callback(lib.llama_model_free, self._model)
             self.outputs = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self._model))
-            self.head = None if _metadata(self._model, HEAD_TOKENS) is None else read_head(path)
+            self.head = None
+            if _metadata(self._model, HEAD_TOKENS) is not None:
+                self.head = read_head(path, self.outputs, _metadata(self._model, TABLE_DIGEST))
             self.vocab_size = self.outputs if self.head is None else len(self.head.embeddings)
             self.vocabulary = _digests(self._model)
             eos = _metadata(self._model, "tokenizer.ggml.eos_token_id")

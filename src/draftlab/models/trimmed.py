@@ -19,12 +19,15 @@ from safetensors.numpy import load_file, save_file
 
 from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_dir, atomic_path, check_replaceable
+from draftlab.files.digests import sha256
 from draftlab.files.json_files import write_json
 from draftlab.files.weights import weight_files, weights_digest
 from draftlab.models.config import read_config
 
 HEAD_TOKENS = "draftlab.head_tokens"
 """In a model folder: the tensor of the tokens of a trimmed head. In a GGUF file: the key of their number."""
+TABLE_DIGEST = "draftlab.head_table_sha256"
+"""In a GGUF file: the key of the SHA-256 of its table."""
 
 EMBED, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
 BLOCK = 32
@@ -50,14 +53,18 @@ def table_path(file: Path) -> Path:
     return file.with_name(f"{file.name}.head.safetensors")
 
 
-def read_head(file: Path) -> Head:
-    """Read the table of a GGUF file with a trimmed head."""
+def read_head(file: Path, outputs: int, digest: str | None) -> Head:
+    """Read the table of a GGUF file with a trimmed head of ``outputs`` tokens; None: the file is too old to name its table's ``digest``."""
+    path = table_path(file)
     try:
-        table = load_file(table_path(file))
-        return Head(table["kept"], table["embeddings"])
+        table = load_file(path)
+        head = Head(table["kept"], table["embeddings"])
     except (SafetensorError, OSError, KeyError) as error:
         what = f"the table of its trimmed head is missing or damaged: {error}"
-        raise UserError(what, file=table_path(file), remedy="copy it too, or export the draft again") from None
+        raise UserError(what, file=path, remedy="copy it too, or export the draft again") from None
+    if len(head.kept) != outputs or (digest and digest != sha256(path)):
+        raise UserError(f"it belongs to another head than {file.name}", file=path, remedy="export the draft again")
+    return head
 
 
 def cut_vocabulary(folder: Path, out: Path, half: bool, table: Path) -> dict[str, Any]:

@@ -40,6 +40,8 @@ ADAPTIVE, CONFIDENT = "_adaptive", "_confident"
 BEFORE, DISTILLED = "before", "distilled"
 """The pair's undistilled draft, and the same draft distilled by another experiment."""
 
+PAST_END = "the last block's tokens beyond the end count too"
+
 LONGEST = 10
 CALIBRATION_BLOCKS = 5
 CALIBRATION_CONTEXT = 64
@@ -86,11 +88,13 @@ class Row:
     tokens: int = column("tokens of the answer", "tokens")
     seconds: float = timing("time to write the answer, without the prompt")
     blocks: int = column("calls of the target that verified drafted tokens", "calls", timed="adaptive")
-    drafted: int = column("tokens that were drafted", "tokens", timed="adaptive")
+    drafted: int = column(f"tokens that were drafted; {PAST_END}", "tokens", timed="adaptive")
     visited: int = column(
-        "drafted tokens that were judged: accepted ones, and the first rejected one", "tokens", timed="adaptive"
+        f"drafted tokens that were judged: accepted ones, and the first rejected one; {PAST_END}",
+        "tokens",
+        timed="adaptive",
     )
-    accepted: int = column("drafted tokens that were accepted", "tokens", timed="adaptive")
+    accepted: int = column(f"drafted tokens that were accepted; {PAST_END}", "tokens", timed="adaptive")
     draft_seconds: float = timing("draft steps")
     verify_seconds: float = timing("verification")
     steps: int = column("steps of the draft's model", "steps", timed="adaptive", optional=True)

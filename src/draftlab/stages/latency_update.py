@@ -38,7 +38,7 @@ class Row:
     """One request and one update, one after the other."""
 
     block: int = column("the block of interleaved work, from 0")
-    target_request_seconds: float = timing("the target's answer to one request")
+    target_request_seconds: float = timing("the target's answer to one request, without reading its prompt")
     update_seconds: float = timing("an update of the draft")
     update_forward_seconds: float = timing("its forward pass and the loss")
     update_backward_seconds: float = timing("its backward pass")
@@ -47,7 +47,9 @@ class Row:
 
 
 class Derived:
-    interval_seconds: float = timing("the target's answers to all requests between two updates")
+    interval_seconds: float = timing(
+        "the target's answers to all requests between two updates, without reading their prompts"
+    )
 
 
 MEASURES = {

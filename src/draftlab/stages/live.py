@@ -205,20 +205,28 @@ def decode(
     eos_ids: Sequence[int],
     generator: Generator,
 ) -> Decoded:
-    """Decode a batch; the seconds of each part are scaled to the process's CPU time where the models run on a CPU."""
+    """Decode a batch; the seconds of each part leave out the prompts, and are scaled to the process's CPU time on a CPU."""
     from draftlab.engine.generate import generate
     from draftlab.engine.speculate import BlockTrace, Decoded, speculate
+    from draftlab.models.clock import clock_of
 
     target, prompts = work.target, [request.prompt_ids for request in batch]
     room, top_k = settings.max_new_tokens, contender.top_k
     of_target = settings.sampling(contender.target_temperature, top_k)
     wall, cpu = time.perf_counter(), time.process_time()
     if contender.scheme == PLAIN:
+        clock, starts = clock_of(target.device, time.perf_counter), list[float]()
         answers = generate(
-            target, prompts, max_new_tokens=room, eos_ids=eos_ids, sampling=of_target, generator=generator
+            target,
+            prompts,
+            max_new_tokens=room,
+            eos_ids=eos_ids,
+            sampling=of_target,
+            generator=generator,
+            begin=lambda: starts.append(clock()),
         )
-        wall = time.perf_counter() - wall
-        decoded = Decoded([BlockTrace.plain(answer) for answer in answers], max(map(len, answers)), 0.0, wall, 0.0)
+        seconds = clock() - starts[0]
+        decoded = Decoded([BlockTrace.plain(answer) for answer in answers], max(map(len, answers)), 0.0, seconds, 0.0)
     else:
         decoded = speculate(
             target,
@@ -234,8 +242,7 @@ def decode(
             draft_sampling=[settings.sampling(temperature, top_k) for temperature in contender.draft_temperatures],
             generator=generator,
         )
-        wall = time.perf_counter() - wall
-    scale = (time.process_time() - cpu) / wall if target.device.type == "cpu" else 1.0
+    scale = (time.process_time() - cpu) / (time.perf_counter() - wall) if target.device.type == "cpu" else 1.0
     parts = (decoded.draft_seconds, decoded.target_seconds, decoded.verify_seconds, decoded.transform_seconds)
     return Decoded(decoded.traces, decoded.blocks, *(scale * seconds for seconds in parts))
 
