@@ -378,15 +378,33 @@ def test_one_window_below_is_not_yet_stale() -> None:
     assert (found.state, found.since) == ("falling", None)
 
 
-def test_a_draft_that_recovered_is_not_stale() -> None:
-    assert judge([*requests(300, BAD), *requests(500, GOOD)]).state == "as promised"
+def test_the_newest_requests_are_judged_and_named() -> None:
+    found = judge([*requests(300, GOOD), *requests(99, BAD)])
+    assert found.state == "falling"
+    assert "(requests 300 to 399 of 399)" in found.text
+    assert judge([*requests(300, GOOD), *requests(190, BAD)]).state == "stale"
+    assert "(120 requests)" in judge(requests(120, GOOD)).text
+
+
+def test_a_draft_that_recovered_is_not_stale_and_is_not_silent() -> None:
+    found = judge([*requests(100, GOOD), *requests(200, BAD), *requests(300, GOOD)])
+    assert found.state == "recovered"
+    assert found.text.endswith("; requests 101 to 300 were below")
+
+
+def test_a_few_rows_of_many_requests_each_are_known() -> None:
+    runs = [Counts("vllm", 10_000, 40_000, accepted, requests=500) for accepted in (19_900, 19_800)]
+    found = judge(runs)
+    assert found.state == "as promised"
+    assert "(1000 requests)" in found.text
+    assert judge([Counts("vllm", 10_000, 40_000, 8000, requests=500)] * 2).state == "stale"
 
 
 def test_too_little_says_not_yet_known() -> None:
     assert judge(requests(29, BAD)).state == "not yet known"
     assert judge(requests(30, BAD)).state == "stale"
     assert judge([]).state == "not yet known"
-    assert judge([None] * 50).text.endswith("50 rows without speculation left out")
+    assert judge([None] * 50).text.endswith("50 rows that are broken or without speculation left out")
     assert judge([Counts("vllm", 999, 3996, 500, float("nan"))]).state == "not yet known"
     assert judge([Counts("vllm", 5000, 20_000, 9950, float("nan"))]).state == "as promised"
     assert judge([Counts("vllm", 5000, 20_000, 5000, float("nan"))]).state == "stale"
