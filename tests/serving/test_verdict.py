@@ -201,7 +201,6 @@ def test_a_verdict_is_what_the_monitor_reads(tmp_path: Path):
     promise = read_promise(tmp_path / "verdict.json")
     assert promise.draft_len == found.options[0].draft_len
     assert promise.low <= found.options[0].acceptance_length.estimate <= promise.high
-    assert len(verdict.lines(found)) == 3
     assert len(found.load["distilled"]) == len(verdict.SHARES)
     assert all(at.by_length[0] == 1 for at in found.load["distilled"])
     assert all(at.speedup.low <= at.speedup.estimate <= at.speedup.high for at in found.load["distilled"])
@@ -315,10 +314,31 @@ def test_requests_larger_than_the_cache_are_counted_and_said(tmp_path: Path, tra
     arrivals = Arrivals(np.arange(9.0), np.array([20] * 6 + [2000] * 3), np.full(9, 90), {}) if trace else None
     found = decide(rows, small, rate=2.0, trace=arrivals)
     assert all(at.left_out == {TOO_LARGE: 3} for at in found.load["distilled"])
-    assert verdict.lines(found)[-1].endswith(f"; left out: 3 {TOO_LARGE}")
+    assert verdict.lines(found)[3].endswith(f"; left out: 3 {TOO_LARGE}")
     asked = VerdictSettings(traffic=Path("log.jsonl"), target="T", draft=("D",))
     assert f"Left out: 3 {TOO_LARGE}." in page(found, asked, tmp_path, "D", tmp_path)
-    assert "left out" not in verdict.lines(decide(rows, costs, rate=2.0, trace=arrivals))[-1]
+    assert "left out" not in verdict.lines(decide(rows, costs, rate=2.0, trace=arrivals))[3]
+
+
+def test_a_load_has_an_answer_of_its_own(tmp_path: Path):
+    """Where reading more costs more, a draft that pays for one request does not pay for many."""
+    costs = from_probes(probes(), 100)
+    steep = costs.profile.target.model_copy(update={"tokens": {1: 10.0, 8: 14.0, 4096: 40_000.0}})
+    busy = replace(costs, profile=costs.profile.model_copy(update={"target": steep}))
+    seen = {}
+    for where, rate in ((costs, 0.1), (busy, 50.0)):
+        found = decide(table(0.5), where, rate=rate)
+        first, _, under, rates, measured = verdict.lines(found)
+        assert found.verdict == "yes"
+        assert first.endswith("times as fast, one request at a time")
+        assert measured.startswith("One request at a time, 60 held-out requests; costs ")
+        assert rates.startswith("Fastest under load: ")
+        asked = VerdictSettings(traffic=Path("log.jsonl"), target="T")
+        assert under in page(found, asked, tmp_path, "", tmp_path)
+        seen[found.load_verdict] = under
+    assert seen["yes"].startswith("Yes: under a load of 0.1/s the draft distilled on this traffic makes requests 1.")
+    assert seen["no"] == "No: under a load of 50/s requests are fastest without a draft"
+    assert decide(table(0.5), costs).load_verdict is None
 
 
 def test_calibration_meets_requests_that_it_was_made_of(tmp_path: Path):

@@ -263,7 +263,7 @@ def draw(judged: Verdict, part: str) -> bytes:
 
 
 def lines(verdicts: Sequence[tuple[Path, Verdict | None]]) -> list[str]:
-    """Three lines of text for each draft, the last with the path of its page."""
+    """Lines of text for each draft, the last with the path of its page."""
     texts = []
     for folder, judged in verdicts:
         if judged is None:

@@ -274,6 +274,7 @@ def decide(
         # The simulated server drafts as many tokens in every block.
         fixed_length = [option for option in ranked if not option.threshold]
         load = {option.name: under_load(rows, option, costs, rate, trace) for option in fixed_length[:2]}
+    under = _under_load(*_best_at_load(load)[SHARES.index(1)]) if load else None
     overall: Outcome = "yes" if good else "no" if all(o.verdict == "no" for o in options) else "not yet known"
     top = good[0] if good else ranked[0]
     promise = Promise(
@@ -297,10 +298,12 @@ def decide(
         cost_ratio={n + 1: float(c) for n, c in enumerate(costs.step[0])},
         verify_ratio={n + 1: float(v) for n, v in enumerate(costs.verify[0])},
         verdict=overall,
-        sentence=_sentence(overall, top),
+        sentence=_sentence(overall, top) + (", one request at a time" if load else ""),
         best=top.name if good else None,
         options=options,
         load=load,
+        load_verdict=under and under[0],
+        load_sentence=under[1] if under else "",
         monitor=promise if good else None,
     )
 
@@ -316,23 +319,34 @@ def _sentence(overall: Outcome, top: Option) -> str:
     return f"Not yet known: {name} is the best so far ({top.reason})"
 
 
+def _under_load(name: str, at: AtLoad) -> tuple[Outcome, str]:
+    """The verdict at the given load on the fastest option there, and a sentence."""
+    where, gain = f"under a load of {at.rate:.3g}/s", f"{NAMES[name]} makes requests {at.speedup.show()} times as fast"
+    if not at.draft_len or at.speedup.high < 1:
+        return "no", f"No: {where} requests are fastest without a draft"
+    if at.speedup.low > 1:
+        return "yes", f"Yes: {where} {gain}, with {at.draft_len} drafted at once"
+    return "not yet known", f"Not yet known: {where} {gain}"
+
+
 def lines(verdict: Verdict) -> list[str]:
-    """Three lines for a terminal: the answer, each option, and the load or what was measured."""
+    """Lines for a terminal: the answer, each option, the answer under load, and what was measured."""
     options = [
         f"{NAMES[option.name]} {option.verdict}" + (f" {option.speedup.show()}" if option.requests >= ENOUGH else "")
         for option in verdict.options
     ]
-    load = _best_at_load(verdict)
+    load = _best_at_load(verdict.load)
     fastest = [
         f"{at.rate:.3g}/s {NAMES[name] + f' {at.speedup.show()}' if at.draft_len else 'no draft'}" for name, at in load
     ]
     fastest += [f"left out: {count} {why}" for _, at in load[:1] for why, count in at.left_out.items()]
+    simulated = [verdict.load_sentence, "Fastest under load: " + "; ".join(fastest)] if load else []
     where = f"One request at a time, {verdict.measured_on}; costs {verdict.costs}"
-    return [verdict.sentence, "; ".join(options), "Fastest under load: " + "; ".join(fastest) if fastest else where]
+    return [verdict.sentence, "; ".join(options), *simulated, where]
 
 
-def _best_at_load(verdict: Verdict) -> list[tuple[str, AtLoad]]:
+def _best_at_load(load: Mapping[str, Sequence[AtLoad]]) -> list[tuple[str, AtLoad]]:
     """For each rate, the option that gains most."""
-    loads = [(name, at) for name, loads in verdict.load.items() for at in loads]
+    loads = [(name, at) for name, loads in load.items() for at in loads]
     by_rate = itertools.groupby(sorted(loads, key=lambda load: load[1].rate), key=lambda load: load[1].rate)
     return [max(group, key=lambda load: load[1].speedup.estimate) for _, group in by_rate]

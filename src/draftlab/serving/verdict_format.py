@@ -130,7 +130,8 @@ class Promise(_Record):
 class Verdict(_Record):
     """What ``verdict.json`` contains; ``cut``: held-out answers that reached the limit of new tokens.
 
-    ``conversations``: how many the held-out ``requests`` belong to, 0 if unknown.
+    ``conversations``: how many the held-out ``requests`` belong to, 0 if unknown. ``verdict``, ``options`` and ``monitor`` are of one request
+    at a time, ``load_verdict`` of the given load.
     """
 
     format: Literal["draftlab verdict 1"] = "draftlab verdict 1"
@@ -151,6 +152,8 @@ class Verdict(_Record):
     best: str | None
     options: list[Option]
     load: dict[str, list[AtLoad]]
+    load_verdict: Outcome | None = None
+    load_sentence: str = ""
     monitor: Promise | None
 
     @property
