@@ -339,6 +339,10 @@ def test_a_load_has_an_answer_of_its_own(tmp_path: Path):
     assert seen["yes"].startswith("Yes: under a load of 0.1/s the draft distilled on this traffic makes requests 1.")
     assert seen["no"] == "No: under a load of 50/s requests are fastest without a draft"
     assert decide(table(0.5), costs).load_verdict is None
+    cut = decide(table(0.5), costs, rate=0.1, cut=9, cut_at=96)
+    assert cut.load_sentence == seen["yes"] + " (answers of at most 96 tokens)"
+    trace = Arrivals(np.arange(9.0), np.full(9, 20), np.full(9, 90), {})
+    assert "at most" not in decide(table(0.5), costs, trace=trace, cut=9, cut_at=96).load_sentence
 
 
 def test_calibration_meets_requests_that_it_was_made_of(tmp_path: Path):
@@ -650,7 +654,7 @@ def test_conversations_and_prompts_that_the_target_cannot_read_are_counted(tmp_p
         for name, talk in zip(names, talks, strict=True)
     ]
     write_jsonl(tmp_path / "data/prompts/eval.jsonl", prompts)
-    write_jsonl(answers / "answers.jsonl", [Answer(name, [1], [2], True) for name in names])
+    write_jsonl(answers / "answers.jsonl", [Answer(name, [1], [2] * 96, name >= "3") for name in names])
     steps = [[asked, *[answer, asked] * number] for number in range(12)]
     write_jsonl(
         tmp_path / "data/prompts/prompts.jsonl",
@@ -661,6 +665,11 @@ def test_conversations_and_prompts_that_the_target_cannot_read_are_counted(tmp_p
     settings = VerdictSettings(Path("log.jsonl"), "T", hardware="rtx4090-llama-3.1-8b")
     found = judge_run(tmp_path, settings, "D", {"a broken line": 2}, None, None)
     assert found.left_out == {"a broken line": 2, "too long for the target, or refused by its chat template": 1}
+    assert verdict.lines(found)[-2] == (
+        "Left out: 2 a broken line, 1 too long for the target, or refused by its chat template"
+    )
+    cut = sum(name < "3" for name in names)
+    assert verdict.lines(found)[-1].endswith(f"; {cut} of 60 answers were cut at 96 tokens")
     assert (found.requests, found.conversations) == (60, 30)
     (lookup,) = (option for option in found.options if option.name == "lookup")
     assert [part.verdict for part in lookup.thirds] == ["not yet known"] * 2, "the stream is one conversation"

@@ -136,6 +136,7 @@ def judge(
         **{name: pd.Series(values, requests).reindex(of_rows).to_numpy() for name, values in labels.items()}
     )
     held_out = rows[rows["split"] == "eval"]
+    cut = [len(answer.answer_ids) for answer in answers["eval"] if not answer.finished]
     context = float((held_out["prompt_tokens"] + held_out["emitted"] / 2).mean())
     if settings.hardware:
         weights = facts["parameters"]
@@ -151,7 +152,8 @@ def judge(
         draft=Path(draft).name or "made of the target's first layers",
         temperature=temperature,
         left_out=left_out,
-        cut=sum(not answer.finished for answer in answers["eval"]),
+        cut=len(cut),
+        cut_at=max(cut, default=0),
         rate=rate,
         trace=trace,
     )

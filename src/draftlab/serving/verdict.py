@@ -258,6 +258,7 @@ def decide(
     temperature: float,
     left_out: Mapping[str, int],
     cut: int = 0,
+    cut_at: int = 0,
     rate: float | None = None,
     trace: traces.Arrivals | None = None,
 ) -> Verdict:
@@ -293,6 +294,7 @@ def decide(
         conversations=conversations(held_out),
         left_out=dict(left_out),
         cut=cut,
+        cut_at=cut_at,
         costs=costs.source,
         step_seconds=costs.seconds,
         cost_ratio={n + 1: float(c) for n, c in enumerate(costs.step[0])},
@@ -303,7 +305,9 @@ def decide(
         options=options,
         load=load,
         load_verdict=under and under[0],
-        load_sentence=under[1] if under else "",
+        load_sentence=under[1] + (f" (answers of at most {cut_at} tokens)" if cut and not trace else "")
+        if under
+        else "",
         monitor=promise if good else None,
     )
 
@@ -330,7 +334,7 @@ def _under_load(name: str, at: AtLoad) -> tuple[Outcome, str]:
 
 
 def lines(verdict: Verdict) -> list[str]:
-    """Lines for a terminal: the answer, each option, the answer under load, and what was measured."""
+    """Lines for a terminal: the answer, each option, the answer under load, what was left out, and what was measured."""
     options = [
         f"{NAMES[option.name]} {option.verdict}" + (f" {option.speedup.show()}" if option.requests >= ENOUGH else "")
         for option in verdict.options
@@ -341,8 +345,9 @@ def lines(verdict: Verdict) -> list[str]:
     ]
     fastest += [f"left out: {count} {why}" for _, at in load[:1] for why, count in at.left_out.items()]
     simulated = [verdict.load_sentence, "Fastest under load: " + "; ".join(fastest)] if load else []
-    where = f"One request at a time, {verdict.measured_on}; costs {verdict.costs}"
-    return [verdict.sentence, "; ".join(options), *simulated, where]
+    where = f"One request at a time, {verdict.measured_on}; costs {verdict.costs}{verdict.cut_off}"
+    left_out = ", ".join(f"{count} {why}" for why, count in verdict.left_out.items())
+    return [verdict.sentence, "; ".join(options), *simulated, *([f"Left out: {left_out}"] if left_out else []), where]
 
 
 def _best_at_load(load: Mapping[str, Sequence[AtLoad]]) -> list[tuple[str, AtLoad]]:
