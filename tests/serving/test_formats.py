@@ -219,6 +219,9 @@ def test_a_simulation_without_answer_or_gain_gives_no_settings(tmp_path: Path) -
         )
         with pytest.raises(UserError, match=says):
             emit.from_load(tmp_path / "load.json", 512)
+    (tmp_path / "verdict.json").write_text('{"verdict": "yes"}')
+    with pytest.raises(UserError, match=r"verdict\.json: not a file of draftlab load"):
+        emit.from_load(tmp_path / "verdict.json", 512)
 
 
 # --- readers ---------------------------------------------------------------------------------------------------------

@@ -355,8 +355,13 @@ def ranges_of(best: Sequence[Mapping[str, Any]], context: int) -> list[tuple[int
 def from_load(file: Path, context: int) -> tuple[list[tuple[int, int, int]], int]:
     """The draft lengths by batch in the summary of ``draftlab load``, and the longest."""
     summary = read_object(file)
+    if "best_by_batch_and_context" not in summary:
+        raise UserError("not a file of draftlab load", file=file, remedy="give OUT.json of draftlab load")
     if not summary.get("known", False):
         raise UserError("the simulation gave no answer", file=file, remedy="simulate 30 requests or more")
+    if summary.get("draft_ratio") == 0:
+        remedy = "run draftlab load with --draft-ratio or --draft-profile"
+        raise UserError("the simulation assumed a draft that costs nothing", file=file, remedy=remedy)
     ranges = ranges_of(summary["best_by_batch_and_context"], context)
     longest = max(length for _, _, length in ranges)
     if not longest:
