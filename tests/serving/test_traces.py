@@ -160,11 +160,13 @@ def test_requests_larger_than_the_cache_are_left_out_and_the_rest_comes_at_the_r
 
 
 def test_rates_that_overload_the_server_without_drafts_are_marked(tmp_path: Path) -> None:
-    found = load.run(settings(rates=(1.0, 500.0)), tmp_path / "out", lambda _: None)
+    found = load.run(settings(rates=(1.0, 500.0), goal_first=0.05), tmp_path / "out", lambda _: None)
     calm, busy = found["best_by_rate"]
     assert (calm["overloaded"], busy["overloaded"]) == (False, True)
     table = pd.read_csv(tmp_path / "out.csv").set_index(["rate", "draft_len"])
     assert busy["to_first_without_drafts"] == pytest.approx(table.loc[(500.0, 0), "to_first_mean"])
+    patient = load.run(settings(rates=(500.0,)), tmp_path / "out", lambda _: None)
+    assert not patient["best_by_rate"][0]["overloaded"], "no first token is late"
     first, second, *_ = load.lines(found)
     assert first.endswith("x")
     assert second.endswith(f"(overloaded without drafts: first token after {busy['to_first_without_drafts']:.1f} s)")

@@ -131,7 +131,7 @@ def summary(table: pd.DataFrame, lengths: pd.DataFrame, facts: Mapping[str, Any]
             "rate": rate,
             "draft_len": int(k),
             "speedup": float(gain),
-            "overloaded": bool(rate > 0.99 * facts["capacity"]),
+            "overloaded": bool(rate > 0.99 * facts["capacity"] and waits[rate] > facts["goal"]["first"]),
             "to_first_without_drafts": float(waits[rate]),
         }
         for rate, k, gain in zip(best["rate"], best["draft_len"], best["speedup"], strict=True)
