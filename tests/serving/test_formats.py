@@ -158,6 +158,20 @@ def test_nvidias_profile_is_that_of_its_own_test() -> None:
     assert_allclose(found["mean_accept_length"], 1.9)
 
 
+def test_acceptance_beyond_the_recorded_length_is_extrapolated_and_said(tmp_path: Path) -> None:
+    """Of six blocks that accept three tokens, three accept a fourth: one of one request, two of the other."""
+    rows = [{"spec_verify_ct": 10, "spec_accept_token_num": n, "spec_draft_token_num": 40, "spec_accept_histogram": h}
+                for n, h in ((15, [4, 2, 1, 2, 1]), (12, [6, 1, 0, 1, 2]))]  # fmt: skip
+    (tmp_path / "r.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    found = records.acceptance(tmp_path / "r.jsonl")
+    assert found.recorded == 4
+    assert_allclose(found.survival[:, 3:5], [[0.1, 0.05], [0.2, 0.1]])
+    for length, said in ((4, ""), (6, "acceptance was recorded up to length 4, beyond it is extrapolated")):
+        pair = Deployment("T", "D", length, acceptance=found, requests=2, traffic="r")
+        written = emit.speculation_profile(pair)
+        assert (json.loads(written.text)["measured"], written.note) == (not said, said)
+
+
 def test_ranges_follow_the_simulated_batches() -> None:
     best = [{"batch": b, "context": c, "best_draft_len": k if c == 512 else 0} for c in (512, 8192)
             for b, k in ((1, 4), (2, 4), (4, 3), (8, 0))]  # fmt: skip

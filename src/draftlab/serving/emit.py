@@ -57,9 +57,16 @@ class Deployment:
     def marginals(self) -> list[float]:
         """How often a step accepts at least 1, 2, ... drafted tokens, over all requests."""
         if self.acceptance is None:
-            raise UserError("no acceptance to write", remedy="give --acceptance")
+            raise UserError("no acceptance to write", remedy="give --acceptance or --alpha")
         rates = [round(float(p), 6) for p in self.acceptance.marginals(self.draft_len)]
         return check_marginals(rates, self.draft_len)
+
+    @property
+    def extrapolated(self) -> str:
+        """From which length on the acceptance was not recorded, in words."""
+        recorded = self.acceptance.recorded if self.acceptance else 0
+        is_beyond = 0 < recorded < self.draft_len
+        return f"acceptance was recorded up to length {recorded}, beyond it is extrapolated" if is_beyond else ""
 
 
 @dataclass(frozen=True)
@@ -302,7 +309,7 @@ def speculation_profile(pair: Deployment) -> EngineFile:
     consistency = {"passed": True, "implied_mean_accept_length": mean, "reported_mean_accept_length": mean}
     profile = {
         "schema_version": "1.0",
-        "measured": bool(pair.traffic),
+        "measured": bool(pair.traffic) and not pair.extrapolated,
         "method": "draft_target",
         "accept_length_model": "chain_analytic",
         "verification_method": "longest_prefix",
@@ -313,7 +320,8 @@ def speculation_profile(pair: Deployment) -> EngineFile:
         "measurement_conditions": {"dataset": pair.traffic, "num_samples": pair.requests},
         "validation": {"mean_consistency": consistency},
     }
-    return EngineFile("speculation_profile.json", "NVIDIA Model-Optimizer PR #2247 (open)", _json(profile))
+    version = "NVIDIA Model-Optimizer PR #2247 (open)"
+    return EngineFile("speculation_profile.json", version, _json(profile), note=pair.extrapolated)
 
 
 EMITTERS: dict[str, Callable[[Deployment], EngineFile]] = {
@@ -438,3 +446,5 @@ def emit(
     pair = Deployment(target, draft, longest, ranges, not greedy, shown, requests, traffic, confidence, lookup)
     for written in write(pair, engine, out):
         print(f"{written.file}: {written.version}")
+    if pair.extrapolated:
+        print(pair.extrapolated)
