@@ -140,11 +140,17 @@ def test_rates_that_rise_or_are_none_are_refused(rates: list[float]) -> None:
         emit.check_marginals(rates, 2)
 
 
-def test_transformers_takes_its_settings(tmp_path: Path) -> None:
+def test_transformers_takes_its_settings_beside_the_drafts_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from types import SimpleNamespace
+
     from transformers import GenerationConfig
 
-    (tmp_path / "generation_config.json").write_text(emit.transformers(WANTED).text)
-    found = GenerationConfig.from_pretrained(tmp_path)
+    written = emit.transformers(WANTED)
+    (tmp_path / written.file).write_text(written.text)
+    monkeypatch.chdir(tmp_path)
+    found = GenerationConfig(eos_token_id=7)
+    exec(written.command.splitlines()[0], {"json": json, "draft": SimpleNamespace(generation_config=found)})
+    assert found.eos_token_id == 7
     assert (found.num_assistant_tokens, found.num_assistant_tokens_schedule) == (4, "constant")
     assert found.assistant_confidence_threshold == 0
 
@@ -175,16 +181,30 @@ def test_acceptance_beyond_the_recorded_length_is_extrapolated_and_said(tmp_path
 def test_ranges_follow_the_simulated_batches() -> None:
     best = [{"batch": b, "context": c, "best_draft_len": k if c == 512 else 0} for c in (512, 8192)
             for b, k in ((1, 4), (2, 4), (4, 3), (8, 0))]  # fmt: skip
-    assert emit.ranges_of(best, 600) == [(1, 2, 4), (3, 4, 3), (5, 8, 0)]
-    assert emit.ranges_of(best, 8000) == [(1, 8, 0)]
+    assert emit.nearest_context(best, 600) == 512
+    assert emit.ranges_of(best, 512) == [(1, 2, 4), (3, 4, 3), (5, 8, 0)]
+    assert emit.ranges_of(best, 8192) == [(1, 8, 0)]
     with pytest.raises(UserError, match="a context of 0 tokens"):
-        emit.ranges_of(best, 0)
+        emit.nearest_context(best, 0)
+
+
+def test_of_two_contexts_as_near_the_larger_is_used_and_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At 2048 tokens two requests fit the cache, at 512 four: the batches beyond two are those of 512."""
+    best = [{"batch": b, "context": c, "best_draft_len": k}
+            for c, lengths in ((128, (9, 9, 9, 1)), (512, (5, 5, 2)), (2048, (4, 3))) for b, k in zip((1, 2, 4, 8), lengths, strict=False)]  # fmt: skip
+    assert [emit.nearest_context(order, 1024) for order in (best, best[::-1])] == [2048, 2048]
+    (tmp_path / "load.json").write_text(json.dumps({"known": True, "best_by_batch_and_context": best}))
+    assert emit.from_load(tmp_path / "load.json", 1024) == ([(1, 1, 4), (2, 2, 3), (3, 4, 2), (5, 8, 1)], 4)
+    assert capsys.readouterr().out == "draft lengths by batch at 2048 tokens of context\n"
 
 
 def test_emit_writes_what_fits_and_refuses_what_was_asked_and_does_not(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = emit.write(Deployment("T", "D", 4, RANGES), (), tmp_path / "out")
+    found = emit.write(Deployment("T", "D", 4, RANGES, acceptance=from_alpha(0.5)), (), tmp_path / "out")
+    assert "```\n\n```" not in (tmp_path / "out/README.md").read_text(), "a file without a command"
     assert {e.file for e in found} >= {"vllm.json", "sglang.sh", "tensorrt_llm_upper.yaml", "generation_config.json"}
     assert "llama_server.sh" not in {e.file for e in found}
     assert "no settings for llama-cpp: T is not a GGUF file (export it first" in capsys.readouterr().err

@@ -289,14 +289,17 @@ def tensorrt(meaning: Meaning, pair: Deployment) -> EngineFile:
 
 
 def transformers(pair: Deployment) -> EngineFile:
-    """The draft's ``generation_config.json``: a constant length, and the confidence below which a block ends (0: never)."""
+    """Values for the draft's generation config: a constant length, and the confidence below which a block ends (0: never)."""
     config = {
         "num_assistant_tokens": pair.draft_len,
         "num_assistant_tokens_schedule": "constant",
         "assistant_confidence_threshold": pair.confidence,
     }
-    command = "target.generate(**inputs, assistant_model=draft)"
-    return EngineFile("generation_config.json", "transformers 5.23", _json(config), command)
+    file = "generation_config.json"
+    command = f'draft.generation_config.update(**json.load(open("{file}")))\n'
+    command += "target.generate(**inputs, assistant_model=draft)"
+    note = "not a whole config: the draft's own file has more, do not replace it"
+    return EngineFile(file, "transformers 5.23", _json(config), command, note)
 
 
 def speculation_profile(pair: Deployment) -> EngineFile:
@@ -346,18 +349,24 @@ LOOKS_UP = frozenset({"llama-cpp"})
 
 
 def ranges_of(best: Sequence[Mapping[str, Any]], context: int) -> list[tuple[int, int, int]]:
-    """Ranges of batches from the best lengths of ``draftlab load`` (``best_by_batch_and_context``) at the context nearest to ``context``.
+    """Ranges of batches from the best lengths of ``draftlab load`` (``best_by_batch_and_context``) at a simulated ``context``.
 
-    A batch between two simulated ones takes the length of the larger.
+    A batch between two simulated ones takes the length of the larger. A batch that does not fit the cache at this context takes the length
+    at the largest context at which it fits.
     """
+    known = sorted((r["context"], int(r["batch"]), int(r["best_draft_len"])) for r in best if r["context"] <= context)
+    rows = sorted({batch: length for _, batch, length in known}.items())
+    starts = [1, *(batch + 1 for batch, _ in rows[:-1])]
+    return _merged([(start, batch, length) for start, (batch, length) in zip(starts, rows, strict=True)])
+
+
+def nearest_context(best: Sequence[Mapping[str, Any]], context: int) -> int:
+    """The simulated context whose ratio to ``context`` is nearest to 1; of two as near, the larger."""
     if not best:
         raise UserError("no best draft lengths in it", remedy="run draftlab load")
     if context < 1:
         raise UserError(f"a context of {context} tokens", remedy="give 1 or more")
-    nearest = min({row["context"] for row in best}, key=lambda c: abs(math.log(c / context)))
-    rows = sorted((int(r["batch"]), int(r["best_draft_len"])) for r in best if r["context"] == nearest)
-    starts = [1, *(batch + 1 for batch, _ in rows[:-1])]
-    return _merged([(start, batch, length) for start, (batch, length) in zip(starts, rows, strict=True)])
+    return min((int(row["context"]) for row in best), key=lambda c: (max(c / context, context / c), -c))
 
 
 def from_load(file: Path, context: int) -> tuple[list[tuple[int, int, int]], int]:
@@ -370,7 +379,10 @@ def from_load(file: Path, context: int) -> tuple[list[tuple[int, int, int]], int
     if summary.get("draft_ratio") == 0:
         remedy = "run draftlab load with --draft-ratio or --draft-profile"
         raise UserError("the simulation assumed a draft that costs nothing", file=file, remedy=remedy)
-    ranges = ranges_of(summary["best_by_batch_and_context"], context)
+    best = summary["best_by_batch_and_context"]
+    nearest = nearest_context(best, context)
+    print(f"draft lengths by batch at {nearest} tokens of context")
+    ranges = ranges_of(best, nearest)
     longest = max(length for _, _, length in ranges)
     if not longest:
         raise UserError("no batch gains from a draft", file=file, remedy="serve without one")
@@ -402,7 +414,9 @@ def write(pair: Deployment, engines: Sequence[str], out: Path) -> list[EngineFil
                 raise
             print(f"no settings for {name}: {error}", file=sys.stderr)
     sections = [
-        f"## {e.file}\n\nfor {e.version}{f': {e.note}' if e.note else ''}\n\n```\n{e.command}\n```\n" for e in written
+        f"## {e.file}\n\nfor {e.version}{f': {e.note}' if e.note else ''}\n"
+        + (f"\n```\n{e.command}\n```\n" if e.command else "")
+        for e in written
     ]
     with atomic_dir(out) as folder:
         for emitted in written:
