@@ -275,7 +275,7 @@ SAME = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("row", SAME)
+@pytest.mark.parametrize("row", [*SAME, {"request": {}, "response": VLLM_REQUEST}, {"response": {"body": SAME[2]}}])
 def test_every_name_says_the_same(row: dict[str, object]) -> None:
     seen = records.read_one(row)
     assert seen is not None

@@ -28,6 +28,8 @@ TRACES = {
     '{"chat_id": 2, "timestamp": 0.5, "input_length": 396, "output_length": 109}\n',
     "sim.jsonl": '{"input_toks": 374, "output_toks": 44, "arrival_time_ns": 0}\n'
     '{"input_toks": 396, "output_toks": 109, "arrival_time_ns": 500000000}\n',
+    "openai.jsonl": '{"timestamp": "2026-11-16T18:15:46Z", "request": {}, "response": {"usage": {"prompt_tokens": 374, "completion_tokens": 44}}}\n'
+    '{"timestamp": "2026-11-16T18:15:46.5Z", "usage": {"prompt_tokens": 396, "completion_tokens": 109}}\n',
     "litellm.jsonl": '{"startTime": 100.0, "prompt_tokens": 374, "completion_tokens": 44}\n'
     '{"startTime": 100.5, "prompt_tokens": 396, "completion_tokens": 109}\n',
 }
