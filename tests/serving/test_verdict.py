@@ -176,6 +176,20 @@ def test_the_answer_and_its_reason(alpha: float, requests: int, step: float, ans
     assert (found.verdict, reason in found.reason) == (answer, True), found.reason
 
 
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        (0.05, "it finds too little: acceptance is 0.01; it would pay off from 0.05"),
+        (2.0, "no lookup of this cost can"),
+    ],
+)
+def test_the_reason_for_a_lookup_names_no_draft(more: float, reason: str):
+    rows = table(0.01, option="lookup").assign(steps=0.0, optimum_2=np.nan)
+    found = verdict.judge("lookup", rows, from_probes(probes(more=more), 100))
+    assert found.reason.startswith(reason)
+    assert "draft" not in found.reason
+
+
 def test_no_number_of_drafts_helps_where_their_optimum_does_not():
     found = verdict.judge("distilled", table(0.05), from_probes(probes(), 100))
     assert found.reason.startswith("no number of drafts like this one can")
@@ -327,7 +341,9 @@ def test_a_load_has_an_answer_of_its_own(tmp_path: Path):
     busy = replace(costs, profile=costs.profile.model_copy(update={"target": steep}))
     seen = {}
     for where, rate in ((costs, 0.1), (busy, 50.0)):
-        found = decide(table(0.5), where, rate=rate)
+        progress: list[str] = []
+        found = decide(table(0.5), where, rate=rate, progress=progress.append)
+        assert progress[0] == "simulating the draft distilled on this traffic under load, 1 of at most 3"
         first, _, under, rates, measured = verdict.lines(found)
         assert found.verdict == "yes"
         assert first.endswith("times as fast, one request at a time")
@@ -662,14 +678,15 @@ def test_conversations_and_prompts_that_the_target_cannot_read_are_counted(tmp_p
     )
     write_jsonl(learnt / "answers.jsonl", [Answer(f"t{n}", [1], [2], True) for n in range(12)])
     write_jsonl(answers / "rejected.jsonl", [Rejection("eval.jsonl", 61, "600 tokens", "60")])
-    settings = VerdictSettings(Path("log.jsonl"), "T", hardware="rtx4090-llama-3.1-8b")
-    found = judge_run(tmp_path, settings, "D", {"a broken line": 2}, None, None)
+    settings = VerdictSettings(Path("logs/log.jsonl"), "models/T", hardware="rtx4090-llama-3.1-8b")
+    found = judge_run(tmp_path, settings, "models/D", {"a broken line": 2}, None, None)
     assert found.left_out == {"a broken line": 2, "too long for the target, or refused by its chat template": 1}
     assert verdict.lines(found)[-2] == (
         "Left out: 2 a broken line, 1 too long for the target, or refused by its chat template"
     )
     cut = sum(name < "3" for name in names)
     assert verdict.lines(found)[-1].endswith(f"; {cut} of 60 answers were cut at 96 tokens")
+    assert (found.log, found.target, found.draft) == ("logs/log.jsonl", "models/T", "models/D")
     assert (found.requests, found.conversations) == (60, 30)
     (lookup,) = (option for option in found.options if option.name == "lookup")
     assert [part.verdict for part in lookup.thirds] == ["not yet known"] * 2, "the stream is one conversation"

@@ -147,15 +147,16 @@ def judge(
         rows,
         costs,
         facts,
-        log=settings.traffic.name,
-        target=Path(settings.target).name,
-        draft=Path(draft).name or "made of the target's first layers",
+        log=str(settings.traffic),
+        target=settings.target,
+        draft=draft or "made of the target's first layers",
         temperature=temperature,
         left_out=left_out,
         cut=len(cut),
         cut_at=max(cut, default=0),
         rate=rate,
         trace=trace,
+        progress=lambda line: print(line, file=sys.stderr),
     )
 
 

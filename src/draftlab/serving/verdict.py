@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -106,14 +106,16 @@ def _reason(
         return few
     if verdict == "yes":
         return f"{speedup.show()} times as fast"
+    has_draft = bool(rows["steps"].any())
     if most.perfect <= 1:
-        return f"no draft of this cost can help: a perfect one gives {most.perfect:.2f}"
+        return f"no {'draft' if has_draft else 'lookup'} of this cost can help: a perfect one gives {most.perfect:.2f}"
     if verdict == "not yet known":
         return f"{speedup.show()} includes 1: use more requests, or a quieter machine"
     if most.optimum and max(most.optimum.values()) <= 1:
         return f"no number of drafts like this one can help: four at their optimum give at most {max(most.optimum.values()):.2f}"
-    wanted = f"; a draft would pay off from {tips:.2f}" if tips is not None else ""
-    return f"this draft does not help, others could: acceptance is {alpha.estimate:.2f}{wanted}"
+    what, it = ("this draft does not help, others could", "a draft") if has_draft else ("it finds too little", "it")
+    wanted = f"; {it} would pay off from {tips:.2f}" if tips is not None else ""
+    return f"{what}: acceptance is {alpha.estimate:.2f}{wanted}"
 
 
 def _stream(rows: pd.DataFrame) -> pd.DataFrame:
@@ -202,7 +204,12 @@ def payback(options: Sequence[Option], rows: pd.DataFrame, facts: Mapping[str, A
 
 
 def under_load(
-    rows: pd.DataFrame, option: Option, costs: BlockCosts, rate: float | None, trace: traces.Arrivals | None
+    rows: pd.DataFrame,
+    option: Option,
+    costs: BlockCosts,
+    rate: float | None,
+    trace: traces.Arrivals | None,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> list[AtLoad]:
     """The simulated server at and around the given load; each request has the acceptance that it had in replay."""
     replayed = _at(rows[(rows["split"] == "eval") & (rows["option"] == option.name)], option)
@@ -216,6 +223,7 @@ def under_load(
 
     def simulate(draft_lens: Sequence[int], seed: int) -> pd.DataFrame:
         """The speed-up of each draft length (rows) at each rate (columns)."""
+        progress(f"simulating {NAMES[option.name]} under load, {seed + 1} of at most {LOADS}")
         rng = np.random.default_rng(seed)
         acceptance = from_alpha((rng.choice(alphas, len(alphas)) if seed else alphas).tolist())
         arrivals = requests if trace else traces.poisson(requests, ARRIVALS, 1.0, rng)
@@ -261,6 +269,7 @@ def decide(
     cut_at: int = 0,
     rate: float | None = None,
     trace: traces.Arrivals | None = None,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> Verdict:
     """The verdict on all options for a log; the sentence names the best one."""
     held_out = rows[rows["split"] == "eval"].drop_duplicates("request_id")
@@ -274,7 +283,7 @@ def decide(
     if (rate or trace) and options[0].requests >= ENOUGH:
         # The simulated server drafts as many tokens in every block.
         fixed_length = [option for option in ranked if not option.threshold]
-        load = {option.name: under_load(rows, option, costs, rate, trace) for option in fixed_length[:2]}
+        load = {option.name: under_load(rows, option, costs, rate, trace, progress) for option in fixed_length[:2]}
     under = _under_load(*_best_at_load(load)[SHARES.index(1)]) if load else None
     overall: Outcome = "yes" if good else "no" if all(o.verdict == "no" for o in options) else "not yet known"
     top = good[0] if good else ranked[0]
