@@ -140,11 +140,17 @@ def test_rates_that_rise_or_are_none_are_refused(rates: list[float]) -> None:
         emit.check_marginals(rates, 2)
 
 
-def test_transformers_takes_its_settings(tmp_path: Path) -> None:
+def test_transformers_takes_its_settings_beside_the_drafts_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from types import SimpleNamespace
+
     from transformers import GenerationConfig
 
-    (tmp_path / "generation_config.json").write_text(emit.transformers(WANTED).text)
-    found = GenerationConfig.from_pretrained(tmp_path)
+    written = emit.transformers(WANTED)
+    (tmp_path / written.file).write_text(written.text)
+    monkeypatch.chdir(tmp_path)
+    found = GenerationConfig(eos_token_id=7)
+    exec(written.command.splitlines()[0], {"json": json, "draft": SimpleNamespace(generation_config=found)})
+    assert found.eos_token_id == 7
     assert (found.num_assistant_tokens, found.num_assistant_tokens_schedule) == (4, "constant")
     assert found.assistant_confidence_threshold == 0
 
@@ -158,19 +164,47 @@ def test_nvidias_profile_is_that_of_its_own_test() -> None:
     assert_allclose(found["mean_accept_length"], 1.9)
 
 
+def test_acceptance_beyond_the_recorded_length_is_extrapolated_and_said(tmp_path: Path) -> None:
+    """Of six blocks that accept three tokens, three accept a fourth: one of one request, two of the other."""
+    rows = [{"spec_verify_ct": 10, "spec_accept_token_num": n, "spec_draft_token_num": 40, "spec_accept_histogram": h}
+                for n, h in ((15, [4, 2, 1, 2, 1]), (12, [6, 1, 0, 1, 2]))]  # fmt: skip
+    (tmp_path / "r.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    found = records.acceptance(tmp_path / "r.jsonl")
+    assert found.recorded == 4
+    assert_allclose(found.survival[:, 3:5], [[0.1, 0.05], [0.2, 0.1]])
+    for length, said in ((4, ""), (6, "acceptance was recorded up to length 4, beyond it is extrapolated")):
+        pair = Deployment("T", "D", length, acceptance=found, requests=2, traffic="r")
+        written = emit.speculation_profile(pair)
+        assert (json.loads(written.text)["measured"], written.note) == (not said, said)
+
+
 def test_ranges_follow_the_simulated_batches() -> None:
     best = [{"batch": b, "context": c, "best_draft_len": k if c == 512 else 0} for c in (512, 8192)
             for b, k in ((1, 4), (2, 4), (4, 3), (8, 0))]  # fmt: skip
-    assert emit.ranges_of(best, 600) == [(1, 2, 4), (3, 4, 3), (5, 8, 0)]
-    assert emit.ranges_of(best, 8000) == [(1, 8, 0)]
+    assert emit.nearest_context(best, 600) == 512
+    assert emit.ranges_of(best, 512) == [(1, 2, 4), (3, 4, 3), (5, 8, 0)]
+    assert emit.ranges_of(best, 8192) == [(1, 8, 0)]
     with pytest.raises(UserError, match="a context of 0 tokens"):
-        emit.ranges_of(best, 0)
+        emit.nearest_context(best, 0)
+
+
+def test_of_two_contexts_as_near_the_larger_is_used_and_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At 2048 tokens two requests fit the cache, at 512 four: the batches beyond two are those of 512."""
+    best = [{"batch": b, "context": c, "best_draft_len": k}
+            for c, lengths in ((128, (9, 9, 9, 1)), (512, (5, 5, 2)), (2048, (4, 3))) for b, k in zip((1, 2, 4, 8), lengths, strict=False)]  # fmt: skip
+    assert [emit.nearest_context(order, 1024) for order in (best, best[::-1])] == [2048, 2048]
+    (tmp_path / "load.json").write_text(json.dumps({"known": True, "best_by_batch_and_context": best}))
+    assert emit.from_load(tmp_path / "load.json", 1024) == ([(1, 1, 4), (2, 2, 3), (3, 4, 2), (5, 8, 1)], 4)
+    assert capsys.readouterr().out == "draft lengths by batch at 2048 tokens of context\n"
 
 
 def test_emit_writes_what_fits_and_refuses_what_was_asked_and_does_not(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = emit.write(Deployment("T", "D", 4, RANGES), (), tmp_path / "out")
+    found = emit.write(Deployment("T", "D", 4, RANGES, acceptance=from_alpha(0.5)), (), tmp_path / "out")
+    assert "```\n\n```" not in (tmp_path / "out/README.md").read_text(), "a file without a command"
     assert {e.file for e in found} >= {"vllm.json", "sglang.sh", "tensorrt_llm_upper.yaml", "generation_config.json"}
     assert "llama_server.sh" not in {e.file for e in found}
     assert "no settings for llama-cpp: T is not a GGUF file (export it first" in capsys.readouterr().err
@@ -219,6 +253,9 @@ def test_a_simulation_without_answer_or_gain_gives_no_settings(tmp_path: Path) -
         )
         with pytest.raises(UserError, match=says):
             emit.from_load(tmp_path / "load.json", 512)
+    (tmp_path / "verdict.json").write_text('{"verdict": "yes"}')
+    with pytest.raises(UserError, match=r"verdict\.json: not a file of draftlab load"):
+        emit.from_load(tmp_path / "verdict.json", 512)
 
 
 # --- readers ---------------------------------------------------------------------------------------------------------
@@ -238,7 +275,7 @@ SAME = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("row", SAME)
+@pytest.mark.parametrize("row", [*SAME, {"request": {}, "response": VLLM_REQUEST}, {"response": {"body": SAME[2]}}])
 def test_every_name_says_the_same(row: dict[str, object]) -> None:
     seen = records.read_one(row)
     assert seen is not None
@@ -378,15 +415,33 @@ def test_one_window_below_is_not_yet_stale() -> None:
     assert (found.state, found.since) == ("falling", None)
 
 
-def test_a_draft_that_recovered_is_not_stale() -> None:
-    assert judge([*requests(300, BAD), *requests(500, GOOD)]).state == "as promised"
+def test_the_newest_requests_are_judged_and_named() -> None:
+    found = judge([*requests(300, GOOD), *requests(99, BAD)])
+    assert found.state == "falling"
+    assert "(requests 300 to 399 of 399)" in found.text
+    assert judge([*requests(300, GOOD), *requests(190, BAD)]).state == "stale"
+    assert "(120 requests)" in judge(requests(120, GOOD)).text
+
+
+def test_a_draft_that_recovered_is_not_stale_and_is_not_silent() -> None:
+    found = judge([*requests(100, GOOD), *requests(200, BAD), *requests(300, GOOD)])
+    assert found.state == "recovered"
+    assert found.text.endswith("; requests 101 to 300 were below")
+
+
+def test_a_few_rows_of_many_requests_each_are_known() -> None:
+    runs = [Counts("vllm", 10_000, 40_000, accepted, requests=500) for accepted in (19_900, 19_800)]
+    found = judge(runs)
+    assert found.state == "as promised"
+    assert "(1000 requests)" in found.text
+    assert judge([Counts("vllm", 10_000, 40_000, 8000, requests=500)] * 2).state == "stale"
 
 
 def test_too_little_says_not_yet_known() -> None:
     assert judge(requests(29, BAD)).state == "not yet known"
     assert judge(requests(30, BAD)).state == "stale"
     assert judge([]).state == "not yet known"
-    assert judge([None] * 50).text.endswith("50 rows without speculation left out")
+    assert judge([None] * 50).text.endswith("50 rows that are broken or without speculation left out")
     assert judge([Counts("vllm", 999, 3996, 500, float("nan"))]).state == "not yet known"
     assert judge([Counts("vllm", 5000, 20_000, 9950, float("nan"))]).state == "as promised"
     assert judge([Counts("vllm", 5000, 20_000, 5000, float("nan"))]).state == "stale"

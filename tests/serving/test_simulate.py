@@ -179,7 +179,7 @@ def test_a_block_must_fit_a_step() -> None:
 
 def test_rates_of_a_slow_machine_are_above_0() -> None:
     slow = machine(target={"tokens": {1: 1e5}})
-    rates = load.rates_for(together(2, 5, 100), slow)
+    rates = load.rates_for(load.capacity(together(2, 5, 100), slow))
     assert_allclose(rates, np.array([0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 1.0, 1.1]) * 2 / 1e4, rtol=5e-3)
 
 
@@ -193,6 +193,7 @@ def test_a_sweep_finds_where_drafts_stop_to_pay() -> None:
     assert crossing is not None
     assert 0.1 < crossing < 40
     assert load.crossing(table, 0) is None
+    assert load.crossing(table[table["rate"] == 40], 3) == 0
 
 
 # --- real servers ----------------------------------------------------------------------------------------------------

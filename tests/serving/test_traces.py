@@ -14,7 +14,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 from draftlab.errors import UserError
-from draftlab.serving import load, profiles, traces
+from draftlab.serving import emit, load, profiles, traces
 
 TRACES = {
     "azure.csv": "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:47.18059,396,109\n",
@@ -28,6 +28,8 @@ TRACES = {
     '{"chat_id": 2, "timestamp": 0.5, "input_length": 396, "output_length": 109}\n',
     "sim.jsonl": '{"input_toks": 374, "output_toks": 44, "arrival_time_ns": 0}\n'
     '{"input_toks": 396, "output_toks": 109, "arrival_time_ns": 500000000}\n',
+    "openai.jsonl": '{"timestamp": "2026-11-16T18:15:46Z", "request": {}, "response": {"usage": {"prompt_tokens": 374, "completion_tokens": 44}}}\n'
+    '{"timestamp": "2026-11-16T18:15:46.5Z", "usage": {"prompt_tokens": 396, "completion_tokens": 109}}\n',
     "litellm.jsonl": '{"startTime": 100.0, "prompt_tokens": 374, "completion_tokens": 44}\n'
     '{"startTime": 100.5, "prompt_tokens": 396, "completion_tokens": 109}\n',
 }
@@ -157,6 +159,31 @@ def test_requests_larger_than_the_cache_are_left_out_and_the_rest_comes_at_the_r
     assert load.lines(found)[-1] == f"left out: 40 {load.TOO_LARGE}"
     seconds = pd.read_csv(tmp_path / "out.csv")["seconds"]
     assert_allclose(seconds, 39, rtol=0.1)  # 40 requests at one a second
+
+
+def test_rates_that_overload_the_server_without_drafts_are_marked(tmp_path: Path) -> None:
+    found = load.run(settings(rates=(1.0, 500.0), goal_first=0.05), tmp_path / "out", lambda _: None)
+    calm, busy = found["best_by_rate"]
+    assert (calm["overloaded"], busy["overloaded"]) == (False, True)
+    table = pd.read_csv(tmp_path / "out.csv").set_index(["rate", "draft_len"])
+    assert busy["to_first_without_drafts"] == pytest.approx(table.loc[(500.0, 0), "to_first_mean"])
+    patient = load.run(settings(rates=(500.0,)), tmp_path / "out", lambda _: None)
+    assert not patient["best_by_rate"][0]["overloaded"], "no first token is late"
+    first, second, *_ = load.lines(found)
+    assert first.endswith("x")
+    assert second.endswith(f"(overloaded without drafts: first token after {busy['to_first_without_drafts']:.1f} s)")
+
+
+def test_a_draft_that_costs_nothing_is_said_and_gives_no_settings_for_a_draft_model(tmp_path: Path) -> None:
+    found = load.run(settings(draft_ratio=None), tmp_path / "free", lambda _: None)
+    assert (found["alpha"], found["draft_ratio"]) == (0.7, 0)
+    assert load.lines(found)[-1].startswith("drafting is assumed to cost nothing")
+    with pytest.raises(UserError, match="assumed a draft that costs nothing"):
+        emit.from_load(tmp_path / "free.json", 512)
+    paid = load.run(settings(), tmp_path / "paid", lambda _: None)
+    assert paid["draft_ratio"] == pytest.approx(0.1)
+    assert not any("nothing" in line for line in load.lines(paid))
+    assert emit.from_load(tmp_path / "paid.json", 512)
 
 
 def test_few_requests_say_not_yet_known(tmp_path: Path) -> None:

@@ -176,6 +176,20 @@ def test_the_answer_and_its_reason(alpha: float, requests: int, step: float, ans
     assert (found.verdict, reason in found.reason) == (answer, True), found.reason
 
 
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        (0.05, "it finds too little: acceptance is 0.01; it would pay off from 0.05"),
+        (2.0, "no lookup of this cost can"),
+    ],
+)
+def test_the_reason_for_a_lookup_names_no_draft(more: float, reason: str):
+    rows = table(0.01, option="lookup").assign(steps=0.0, optimum_2=np.nan)
+    found = verdict.judge("lookup", rows, from_probes(probes(more=more), 100))
+    assert found.reason.startswith(reason)
+    assert "draft" not in found.reason
+
+
 def test_no_number_of_drafts_helps_where_their_optimum_does_not():
     found = verdict.judge("distilled", table(0.05), from_probes(probes(), 100))
     assert found.reason.startswith("no number of drafts like this one can")
@@ -201,7 +215,6 @@ def test_a_verdict_is_what_the_monitor_reads(tmp_path: Path):
     promise = read_promise(tmp_path / "verdict.json")
     assert promise.draft_len == found.options[0].draft_len
     assert promise.low <= found.options[0].acceptance_length.estimate <= promise.high
-    assert len(verdict.lines(found)) == 3
     assert len(found.load["distilled"]) == len(verdict.SHARES)
     assert all(at.by_length[0] == 1 for at in found.load["distilled"])
     assert all(at.speedup.low <= at.speedup.estimate <= at.speedup.high for at in found.load["distilled"])
@@ -315,10 +328,37 @@ def test_requests_larger_than_the_cache_are_counted_and_said(tmp_path: Path, tra
     arrivals = Arrivals(np.arange(9.0), np.array([20] * 6 + [2000] * 3), np.full(9, 90), {}) if trace else None
     found = decide(rows, small, rate=2.0, trace=arrivals)
     assert all(at.left_out == {TOO_LARGE: 3} for at in found.load["distilled"])
-    assert verdict.lines(found)[-1].endswith(f"; left out: 3 {TOO_LARGE}")
+    assert verdict.lines(found)[3].endswith(f"; left out: 3 {TOO_LARGE}")
     asked = VerdictSettings(traffic=Path("log.jsonl"), target="T", draft=("D",))
     assert f"Left out: 3 {TOO_LARGE}." in page(found, asked, tmp_path, "D", tmp_path)
-    assert "left out" not in verdict.lines(decide(rows, costs, rate=2.0, trace=arrivals))[-1]
+    assert "left out" not in verdict.lines(decide(rows, costs, rate=2.0, trace=arrivals))[3]
+
+
+def test_a_load_has_an_answer_of_its_own(tmp_path: Path):
+    """Where reading more costs more, a draft that pays for one request does not pay for many."""
+    costs = from_probes(probes(), 100)
+    steep = costs.profile.target.model_copy(update={"tokens": {1: 10.0, 8: 14.0, 4096: 40_000.0}})
+    busy = replace(costs, profile=costs.profile.model_copy(update={"target": steep}))
+    seen = {}
+    for where, rate in ((costs, 0.1), (busy, 50.0)):
+        progress: list[str] = []
+        found = decide(table(0.5), where, rate=rate, progress=progress.append)
+        assert progress[0] == "simulating the draft distilled on this traffic under load, 1 of at most 3"
+        first, _, under, rates, measured = verdict.lines(found)
+        assert found.verdict == "yes"
+        assert first.endswith("times as fast, one request at a time")
+        assert measured.startswith("One request at a time, 60 held-out requests; costs ")
+        assert rates.startswith("Fastest under load: ")
+        asked = VerdictSettings(traffic=Path("log.jsonl"), target="T")
+        assert under in page(found, asked, tmp_path, "", tmp_path)
+        seen[found.load_verdict] = under
+    assert seen["yes"].startswith("Yes: under a load of 0.1/s the draft distilled on this traffic makes requests 1.")
+    assert seen["no"] == "No: under a load of 50/s requests are fastest without a draft"
+    assert decide(table(0.5), costs).load_verdict is None
+    cut = decide(table(0.5), costs, rate=0.1, cut=9, cut_at=96)
+    assert cut.load_sentence == seen["yes"] + " (answers of at most 96 tokens)"
+    trace = Arrivals(np.arange(9.0), np.full(9, 20), np.full(9, 90), {})
+    assert "at most" not in decide(table(0.5), costs, trace=trace, cut=9, cut_at=96).load_sentence
 
 
 def test_calibration_meets_requests_that_it_was_made_of(tmp_path: Path):
@@ -630,7 +670,7 @@ def test_conversations_and_prompts_that_the_target_cannot_read_are_counted(tmp_p
         for name, talk in zip(names, talks, strict=True)
     ]
     write_jsonl(tmp_path / "data/prompts/eval.jsonl", prompts)
-    write_jsonl(answers / "answers.jsonl", [Answer(name, [1], [2], True) for name in names])
+    write_jsonl(answers / "answers.jsonl", [Answer(name, [1], [2] * 96, name >= "3") for name in names])
     steps = [[asked, *[answer, asked] * number] for number in range(12)]
     write_jsonl(
         tmp_path / "data/prompts/prompts.jsonl",
@@ -638,9 +678,15 @@ def test_conversations_and_prompts_that_the_target_cannot_read_are_counted(tmp_p
     )
     write_jsonl(learnt / "answers.jsonl", [Answer(f"t{n}", [1], [2], True) for n in range(12)])
     write_jsonl(answers / "rejected.jsonl", [Rejection("eval.jsonl", 61, "600 tokens", "60")])
-    settings = VerdictSettings(Path("log.jsonl"), "T", hardware="rtx4090-llama-3.1-8b")
-    found = judge_run(tmp_path, settings, "D", {"a broken line": 2}, None, None)
+    settings = VerdictSettings(Path("logs/log.jsonl"), "models/T", hardware="rtx4090-llama-3.1-8b")
+    found = judge_run(tmp_path, settings, "models/D", {"a broken line": 2}, None, None)
     assert found.left_out == {"a broken line": 2, "too long for the target, or refused by its chat template": 1}
+    assert verdict.lines(found)[-2] == (
+        "Left out: 2 a broken line, 1 too long for the target, or refused by its chat template"
+    )
+    cut = sum(name < "3" for name in names)
+    assert verdict.lines(found)[-1].endswith(f"; {cut} of 60 answers were cut at 96 tokens")
+    assert (found.log, found.target, found.draft) == ("logs/log.jsonl", "models/T", "models/D")
     assert (found.requests, found.conversations) == (60, 30)
     (lookup,) = (option for option in found.options if option.name == "lookup")
     assert [part.verdict for part in lookup.thirds] == ["not yet known"] * 2, "the stream is one conversation"

@@ -136,6 +136,7 @@ def judge(
         **{name: pd.Series(values, requests).reindex(of_rows).to_numpy() for name, values in labels.items()}
     )
     held_out = rows[rows["split"] == "eval"]
+    cut = [len(answer.answer_ids) for answer in answers["eval"] if not answer.finished]
     context = float((held_out["prompt_tokens"] + held_out["emitted"] / 2).mean())
     if settings.hardware:
         weights = facts["parameters"]
@@ -146,14 +147,16 @@ def judge(
         rows,
         costs,
         facts,
-        log=settings.traffic.name,
-        target=Path(settings.target).name,
-        draft=Path(draft).name or "made of the target's first layers",
+        log=str(settings.traffic),
+        target=settings.target,
+        draft=draft or "made of the target's first layers",
         temperature=temperature,
         left_out=left_out,
-        cut=sum(not answer.finished for answer in answers["eval"]),
+        cut=len(cut),
+        cut_at=max(cut, default=0),
         rate=rate,
         trace=trace,
+        progress=lambda line: print(line, file=sys.stderr),
     )
 
 
@@ -263,7 +266,7 @@ def draw(judged: Verdict, part: str) -> bytes:
 
 
 def lines(verdicts: Sequence[tuple[Path, Verdict | None]]) -> list[str]:
-    """Three lines of text for each draft, the last with the path of its page."""
+    """Lines of text for each draft, the last with the path of its page."""
     texts = []
     for folder, judged in verdicts:
         if judged is None:

@@ -18,11 +18,12 @@ LONGEST = 32
 class Acceptance:
     """``survival[i, j]``: how likely request class i accepts at least j + 1 drafted tokens; a request belongs to one class.
 
-    It was measured on so many ``requests`` (0: not measured, or unknown).
+    It was measured on so many ``requests`` (0: not measured, or unknown), up to ``recorded`` tokens (0: not measured); the rest is extrapolated.
     """
 
     survival: Float64[np.ndarray, "classes length"]
     requests: int = 0
+    recorded: int = 0
 
     def classes(self, requests: int, rng: np.random.Generator) -> Int[np.ndarray, " requests"]:
         """A class for each request: every class once in random order, and again when they are used up."""
@@ -67,22 +68,23 @@ def from_alpha(alpha: float | Sequence[float]) -> Acceptance:
 def from_histograms(histograms: Sequence[Sequence[float]]) -> Acceptance:
     """From the numbers of steps that accepted 0, 1, 2, ... tokens: one histogram per request (or one for all).
 
-    Beyond a histogram's last bucket nothing was drafted; its last conditional acceptance is used there.
+    Beyond a histogram's last bucket nothing was drafted; the last conditional acceptance of all requests together is used there.
     """
-    rows = []
-    for counts in histograms:
-        steps = np.asarray(counts, dtype=np.float64)
+    every = [np.asarray(counts, dtype=np.float64) for counts in histograms]
+    for counts, steps in zip(histograms, every, strict=True):
         if steps.ndim != 1 or len(steps) < 2 or not np.isfinite(steps).all() or steps.min() < 0 or steps.sum() <= 0:
             raise UserError(
                 f"a histogram of accepted lengths is {list(counts)}", remedy="give the steps that accepted 0, 1, 2, ..."
             )
+    if not every:
+        raise UserError("no histogram of accepted lengths", remedy="give at least one request")
+    last = sum(steps[-1] for steps in every) / max(sum(steps[-2:].sum() for steps in every), 1e-12)
+    rows = []
+    for steps in every:
         at_least = steps[::-1].cumsum()[::-1] / steps.sum()
-        last = at_least[-1] / at_least[-2] if at_least[-2] else 0.0
         beyond = at_least[-1] * last ** np.arange(1, LONGEST + 2 - len(steps))
         rows.append(np.concatenate([at_least[1:], beyond])[:LONGEST])
-    if not rows:
-        raise UserError("no histogram of accepted lengths", remedy="give at least one request")
-    return Acceptance(np.stack(rows))
+    return Acceptance(np.stack(rows), recorded=max(map(len, every)) - 1)
 
 
 def alpha_of_length(length: float, draft_len: int) -> float:

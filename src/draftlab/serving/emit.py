@@ -57,9 +57,16 @@ class Deployment:
     def marginals(self) -> list[float]:
         """How often a step accepts at least 1, 2, ... drafted tokens, over all requests."""
         if self.acceptance is None:
-            raise UserError("no acceptance to write", remedy="give --acceptance")
+            raise UserError("no acceptance to write", remedy="give --acceptance or --alpha")
         rates = [round(float(p), 6) for p in self.acceptance.marginals(self.draft_len)]
         return check_marginals(rates, self.draft_len)
+
+    @property
+    def extrapolated(self) -> str:
+        """From which length on the acceptance was not recorded, in words."""
+        recorded = self.acceptance.recorded if self.acceptance else 0
+        is_beyond = 0 < recorded < self.draft_len
+        return f"acceptance was recorded up to length {recorded}, beyond it is extrapolated" if is_beyond else ""
 
 
 @dataclass(frozen=True)
@@ -282,14 +289,17 @@ def tensorrt(meaning: Meaning, pair: Deployment) -> EngineFile:
 
 
 def transformers(pair: Deployment) -> EngineFile:
-    """The draft's ``generation_config.json``: a constant length, and the confidence below which a block ends (0: never)."""
+    """Values for the draft's generation config: a constant length, and the confidence below which a block ends (0: never)."""
     config = {
         "num_assistant_tokens": pair.draft_len,
         "num_assistant_tokens_schedule": "constant",
         "assistant_confidence_threshold": pair.confidence,
     }
-    command = "target.generate(**inputs, assistant_model=draft)"
-    return EngineFile("generation_config.json", "transformers 5.23", _json(config), command)
+    file = "generation_config.json"
+    command = f'draft.generation_config.update(**json.load(open("{file}")))\n'
+    command += "target.generate(**inputs, assistant_model=draft)"
+    note = "not a whole config: the draft's own file has more, do not replace it"
+    return EngineFile(file, "transformers 5.23", _json(config), command, note)
 
 
 def speculation_profile(pair: Deployment) -> EngineFile:
@@ -302,7 +312,7 @@ def speculation_profile(pair: Deployment) -> EngineFile:
     consistency = {"passed": True, "implied_mean_accept_length": mean, "reported_mean_accept_length": mean}
     profile = {
         "schema_version": "1.0",
-        "measured": bool(pair.traffic),
+        "measured": bool(pair.traffic) and not pair.extrapolated,
         "method": "draft_target",
         "accept_length_model": "chain_analytic",
         "verification_method": "longest_prefix",
@@ -313,7 +323,8 @@ def speculation_profile(pair: Deployment) -> EngineFile:
         "measurement_conditions": {"dataset": pair.traffic, "num_samples": pair.requests},
         "validation": {"mean_consistency": consistency},
     }
-    return EngineFile("speculation_profile.json", "NVIDIA Model-Optimizer PR #2247 (open)", _json(profile))
+    version = "NVIDIA Model-Optimizer PR #2247 (open)"
+    return EngineFile("speculation_profile.json", version, _json(profile), note=pair.extrapolated)
 
 
 EMITTERS: dict[str, Callable[[Deployment], EngineFile]] = {
@@ -338,26 +349,40 @@ LOOKS_UP = frozenset({"llama-cpp"})
 
 
 def ranges_of(best: Sequence[Mapping[str, Any]], context: int) -> list[tuple[int, int, int]]:
-    """Ranges of batches from the best lengths of ``draftlab load`` (``best_by_batch_and_context``) at the context nearest to ``context``.
+    """Ranges of batches from the best lengths of ``draftlab load`` (``best_by_batch_and_context``) at a simulated ``context``.
 
-    A batch between two simulated ones takes the length of the larger.
+    A batch between two simulated ones takes the length of the larger. A batch that does not fit the cache at this context takes the length
+    at the largest context at which it fits.
     """
+    known = sorted((r["context"], int(r["batch"]), int(r["best_draft_len"])) for r in best if r["context"] <= context)
+    rows = sorted({batch: length for _, batch, length in known}.items())
+    starts = [1, *(batch + 1 for batch, _ in rows[:-1])]
+    return _merged([(start, batch, length) for start, (batch, length) in zip(starts, rows, strict=True)])
+
+
+def nearest_context(best: Sequence[Mapping[str, Any]], context: int) -> int:
+    """The simulated context whose ratio to ``context`` is nearest to 1; of two as near, the larger."""
     if not best:
         raise UserError("no best draft lengths in it", remedy="run draftlab load")
     if context < 1:
         raise UserError(f"a context of {context} tokens", remedy="give 1 or more")
-    nearest = min({row["context"] for row in best}, key=lambda c: abs(math.log(c / context)))
-    rows = sorted((int(r["batch"]), int(r["best_draft_len"])) for r in best if r["context"] == nearest)
-    starts = [1, *(batch + 1 for batch, _ in rows[:-1])]
-    return _merged([(start, batch, length) for start, (batch, length) in zip(starts, rows, strict=True)])
+    return min((int(row["context"]) for row in best), key=lambda c: (max(c / context, context / c), -c))
 
 
 def from_load(file: Path, context: int) -> tuple[list[tuple[int, int, int]], int]:
     """The draft lengths by batch in the summary of ``draftlab load``, and the longest."""
     summary = read_object(file)
+    if "best_by_batch_and_context" not in summary:
+        raise UserError("not a file of draftlab load", file=file, remedy="give OUT.json of draftlab load")
     if not summary.get("known", False):
         raise UserError("the simulation gave no answer", file=file, remedy="simulate 30 requests or more")
-    ranges = ranges_of(summary["best_by_batch_and_context"], context)
+    if summary.get("draft_ratio") == 0:
+        remedy = "run draftlab load with --draft-ratio or --draft-profile"
+        raise UserError("the simulation assumed a draft that costs nothing", file=file, remedy=remedy)
+    best = summary["best_by_batch_and_context"]
+    nearest = nearest_context(best, context)
+    print(f"draft lengths by batch at {nearest} tokens of context")
+    ranges = ranges_of(best, nearest)
     longest = max(length for _, _, length in ranges)
     if not longest:
         raise UserError("no batch gains from a draft", file=file, remedy="serve without one")
@@ -389,7 +414,9 @@ def write(pair: Deployment, engines: Sequence[str], out: Path) -> list[EngineFil
                 raise
             print(f"no settings for {name}: {error}", file=sys.stderr)
     sections = [
-        f"## {e.file}\n\nfor {e.version}{f': {e.note}' if e.note else ''}\n\n```\n{e.command}\n```\n" for e in written
+        f"## {e.file}\n\nfor {e.version}{f': {e.note}' if e.note else ''}\n"
+        + (f"\n```\n{e.command}\n```\n" if e.command else "")
+        for e in written
     ]
     with atomic_dir(out) as folder:
         for emitted in written:
@@ -433,3 +460,5 @@ def emit(
     pair = Deployment(target, draft, longest, ranges, not greedy, shown, requests, traffic, confidence, lookup)
     for written in write(pair, engine, out):
         print(f"{written.file}: {written.version}")
+    if pair.extrapolated:
+        print(pair.extrapolated)

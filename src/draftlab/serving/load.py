@@ -112,25 +112,35 @@ def best_lengths(profile: Profile, acceptance: Acceptance, draft_lens: Sequence[
 
 
 def crossing(table: pd.DataFrame, draft_len: int) -> float | None:
-    """The rate at which this length stops paying off, interpolated linearly between two rates; none if it always or never pays off."""
+    """The rate at which this length stops paying off, interpolated linearly between two rates; 0 if it never pays off, none if it still does."""
     rows = table[table["draft_len"] == draft_len].sort_values("rate")
     rates, gains = rows["rate"].to_numpy(float), rows["speedup"].to_numpy(float)
     for i in range(1, len(rates)):
         if gains[i - 1] >= 1 > gains[i]:
             return float(rates[i - 1] + (rates[i] - rates[i - 1]) * (gains[i - 1] - 1) / (gains[i - 1] - gains[i]))
-    return None
+    return 0.0 if gains[-1] < 1 else None
 
 
 def summary(table: pd.DataFrame, lengths: pd.DataFrame, facts: Mapping[str, Any]) -> dict[str, Any]:
     """The numbers of a sweep for other programs: facts, the best length by rate, crossings, the best by batch and context."""
     known = float(table["requests"].min()) >= ENOUGH
     best = table.loc[table.groupby("rate")["speedup"].idxmax()]
-    by_rate = zip(best["rate"], best["draft_len"], best["speedup"], strict=True)
+    waits = table[table["draft_len"] == 0].set_index("rate")["to_first_mean"]
+    by_rate = [
+        {
+            "rate": rate,
+            "draft_len": int(k),
+            "speedup": float(gain),
+            "overloaded": bool(rate > 0.99 * facts["capacity"] and waits[rate] > facts["goal"]["first"]),
+            "to_first_without_drafts": float(waits[rate]),
+        }
+        for rate, k, gain in zip(best["rate"], best["draft_len"], best["speedup"], strict=True)
+    ]
     lengths_drafted = sorted(int(k) for k in table["draft_len"].unique() if k)
     return {
         **facts,
         "known": known,
-        "best_by_rate": [{"rate": r, "draft_len": int(k), "speedup": float(s)} for r, k, s in by_rate] if known else [],
+        "best_by_rate": by_rate if known else [],
         "crossing_rate": {k: crossing(table, k) for k in lengths_drafted} if known else {},
         "best_by_batch_and_context": lengths.to_dict("records"),
     }
@@ -138,14 +148,22 @@ def summary(table: pd.DataFrame, lengths: pd.DataFrame, facts: Mapping[str, Any]
 
 def lines(summary: Mapping[str, Any]) -> list[str]:
     """A summary for people."""
-    left_out = [f"left out: {count} {why}" for why, count in summary["left_out"].items()]
+    notes = [f"left out: {count} {why}" for why, count in summary["left_out"].items()]
+    if not summary["draft_ratio"]:
+        notes.append("drafting is assumed to cost nothing: for a draft model give --draft-ratio or --draft-profile")
     if not summary["known"]:
         few = f"not yet known: fewer than {ENOUGH} requests are not enough (give a longer trace, or raise --requests)"
-        return [few, *left_out]
-    texts = [f"{b['rate']:g}/s: draft {b['draft_len']}, {b['speedup']:.2f}x" for b in summary["best_by_rate"]]
-    ends = {k: rate for k, rate in summary["crossing_rate"].items() if rate is not None}
-    texts += [f"draft length {k} stops paying off at {rate:.2f} requests a second" for k, rate in ends.items()]
-    return [*(texts or ["no rate was simulated"]), *left_out]
+        return [few, *notes]
+    texts = []
+    for best in summary["best_by_rate"]:
+        late = f" (overloaded without drafts: first token after {best['to_first_without_drafts']:.1f} s)"
+        text = f"{best['rate']:g}/s: draft {best['draft_len']}, {best['speedup']:.2f}x"
+        texts.append(text + (late if best["overloaded"] else ""))
+    for k, rate in summary["crossing_rate"].items():
+        if rate is not None:
+            end = f"stops paying off at {rate:.2f} requests a second" if rate else "pays off at none of these rates"
+            texts.append(f"draft length {k} {end}")
+    return [*(texts or ["no rate was simulated"]), *notes]
 
 
 def draw(table: pd.DataFrame, lengths: pd.DataFrame, title: str) -> Figure:
@@ -237,7 +255,8 @@ def run(settings: LoadSettings, out: Path, progress: Callable[[str], None]) -> d
             remedy="give a profile with more",
         )
     arrivals = fitting(_arrivals(settings), profile)
-    rates = settings.rates or rates_for(arrivals, profile)
+    most = capacity(arrivals, profile)
+    rates = settings.rates or rates_for(most)
     goal = Goal(settings.goal_first, settings.goal_per_token)
     seed = settings.seed
     table = sweep(arrivals, rates, profile, acceptance, goal, seed=seed, draft_lens=draft_lens, progress=progress)
@@ -245,6 +264,9 @@ def run(settings: LoadSettings, out: Path, progress: Callable[[str], None]) -> d
         "profile": profile.name,
         "requests": len(arrivals.seconds),
         "left_out": dict(arrivals.left_out),
+        "capacity": most,
+        "alpha": settings.alpha,
+        "draft_ratio": _draft_ratio(profile),
         "acceptance_length_4": acceptance.length(4),
         "goal": {"first": goal.first, "per_token": goal.per_token},
         "seed": seed,
@@ -274,6 +296,12 @@ def _profile(settings: LoadSettings) -> Profile:
             raise UserError(f"a draft ratio of {settings.draft_ratio}", remedy="give 0 or more")
         return profile.model_copy(update={"draft": profile.target.scaled(settings.draft_ratio)})
     return profile
+
+
+def _draft_ratio(profile: Profile) -> float:
+    """A step of the draft in steps of the target, of one token without context; 0: drafting costs nothing."""
+    draft, target = (costs.step(1, 1, 1, 0.0) if costs else 0.0 for costs in (profile.draft, profile.target))
+    return round(draft / target, 6)
 
 
 def _acceptance(settings: LoadSettings) -> Acceptance:
@@ -308,11 +336,15 @@ def fitting(arrivals: traces.Arrivals, profile: Profile) -> traces.Arrivals:
     return traces.Arrivals(arrivals.seconds[fits], arrivals.prompt[fits], arrivals.output[fits], left_out)
 
 
-def rates_for(arrivals: traces.Arrivals, profile: Profile) -> list[float]:
-    """Rates from a twentieth of the machine's throughput without drafts, with all requests waiting from the start, to just beyond it."""
+def capacity(arrivals: traces.Arrivals, profile: Profile) -> float:
+    """Requests per second that the machine serves without drafts if all wait from the start."""
     together = traces.Arrivals(np.zeros(len(arrivals.prompt)), arrivals.prompt, arrivals.output, {})
     served = serve(together, profile, 0, None, np.random.default_rng(0))
-    most = len(served.output) / served.seconds
+    return len(served.output) / served.seconds
+
+
+def rates_for(most: float) -> list[float]:
+    """Rates from a twentieth of the capacity ``most`` to just beyond it."""
     return [float(f"{most * share:.3g}") for share in (0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 1.0, 1.1)]
 
 

@@ -8,6 +8,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +24,7 @@ from draftlab.serving import records
 from draftlab.serving.records import Counts
 
 WINDOW = 100
-"""Requests in a window; two windows in a row below the promise make a draft stale."""
+"""Requests in a window; a draft is stale if the last window and the one before it are below the promise."""
 BLOCKS = 1000
 """The fewest blocks for a judgement of counters that name no requests."""
 STALE = 3
@@ -76,43 +77,39 @@ class Sums:
     """A ratio of sums over records that arrive one by one, and its interval, in constant memory."""
 
     records: int = 0
+    requests: float = 0.0
     blocks: float = 0.0
     drafted: float = 0.0
     accepted: float = 0.0
     squares: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
-    last: Counts | None = None
+    within: float = 0.0
 
     def add(self, counts: Counts) -> None:
         self.records += 1
+        self.requests += counts.requests
         self.blocks += counts.drafts
         self.drafted += counts.drafted
         self.accepted += counts.accepted
         for i, product in enumerate((counts.accepted**2, counts.accepted * counts.drafts, counts.drafts**2)):
             self.squares[i] += product
-        self.last = counts
+        self.within += counts.drafts * _block_variance(counts)
 
     @property
-    def total(self) -> Counts | None:
-        """The only record, if it sums up many requests, as a server's counters do."""
-        return self.last if self.records == 1 and self.last is not None and self.last.requests != 1 else None
-
-    @property
-    def requests(self) -> float:
-        """How many requests the records are of; NaN if a server's counters do not tell."""
-        return self.records if self.total is None else self.total.requests
+    def few_totals(self) -> bool:
+        """Whether these are few records that sum up many requests each, as a server's counters do (NaN: it does not say how many)."""
+        return self.records < ENOUGH and self.requests != self.records
 
     @property
     def known(self) -> bool:
-        if self.total is not None:
-            requests = self.total.requests
-            return self.blocks >= BLOCKS and (math.isnan(requests) or requests >= ENOUGH)
+        if self.few_totals:
+            return self.blocks >= BLOCKS and not self.requests < ENOUGH
         return self.records >= ENOUGH and self.blocks > 0
 
     def length(self) -> tuple[float, float, float]:
-        """``1 + accepted / blocks``, and its 95 % interval: over requests from ``sum (a - r b)^2``; a server's total counts blocks as independent."""
+        """``1 + accepted / blocks``, and its 95 % interval: over records from ``sum (a - r b)^2``; few totals count blocks as independent."""
         rate = self.accepted / self.blocks
-        if self.total is not None:
-            spread = math.sqrt(_block_variance(self.total) / self.blocks)
+        if self.few_totals:
+            spread = math.sqrt(self.within) / self.blocks
         else:
             n = self.records
             residual = self.squares[0] - 2 * rate * self.squares[1] + rate**2 * self.squares[2]
@@ -131,7 +128,10 @@ def _block_variance(counts: Counts) -> float:
 
 @dataclass(frozen=True)
 class Report:
-    """``state`` is ``as promised``, ``better``, ``falling`` (one window below), ``stale`` or ``not yet known``; ``since`` counts requests."""
+    """``state`` is ``as promised``, ``better``, ``falling`` (one window below), ``stale``, ``recovered`` or ``not yet known``.
+
+    ``since`` counts requests.
+    """
 
     state: str
     text: str
@@ -140,8 +140,10 @@ class Report:
 
 def judge(rows: Iterable[Counts | None], promise: Promise) -> Report:
     """Judge records in their order of arrival, in constant memory."""
-    everything, window, last_window = Sums(), Sums(), Sums()
-    silent, windows_below, begun, since = 0, 0, 0, None
+    everything, window = Sums(), Sums()
+    recent: deque[tuple[int, Counts]] = deque(maxlen=2 * WINDOW)
+    number = silent = windows_below = begun = since = 0
+    once_stale = ""
     for number, counts in enumerate(rows, 1):
         if counts is None or not counts.drafts > 0:
             silent += 1
@@ -153,13 +155,14 @@ def judge(rows: Iterable[Counts | None], promise: Promise) -> Report:
         begun = begun if window.records else number
         everything.add(counts)
         window.add(counts)
+        recent.append((number, counts))
         if window.records == WINDOW:
-            below = window.length()[2] < promise.low
-            if below and not windows_below:
-                since = begun
-            windows_below = windows_below + 1 if below else 0
-            last_window, window = window, Sums()
-    left_out = f"; {silent} rows without speculation left out" if silent else ""
+            since = since if windows_below else begun
+            windows_below = windows_below + 1 if window.length()[2] < promise.low else 0
+            if windows_below >= 2:
+                once_stale = f"; requests {since} to {number} were below"
+            window = Sums()
+    left_out = f"; {silent} rows that are broken or without speculation left out" if silent else ""
     if not everything.known:
         requests = "" if math.isnan(everything.requests) else f"{everything.requests:g} requests with "
         return Report(
@@ -175,15 +178,22 @@ def judge(rows: Iterable[Counts | None], promise: Promise) -> Report:
             remedy="serve with the verdict's length, or ask for a verdict at this length",
         )
     windowed = everything.records >= 2 * WINDOW
-    middle, low, high = (last_window if windowed else everything).length()
-    where = f" (the last {WINDOW} of {everything.records} requests)" if windowed else ""
+    before, last = everything, everything
+    where = "" if math.isnan(everything.requests) else f" ({everything.requests:g} requests)"
+    if windowed:
+        before, last = Sums(), Sums()
+        for place, (_, counts) in enumerate(recent):
+            (before if place < WINDOW else last).add(counts)
+        where = f" (requests {recent[WINDOW][0]} to {recent[-1][0]} of {number})"
+    middle, low, high = last.length()
     text = f"{middle:.2f} tokens a step [{low:.2f}, {high:.2f}], promised {promise.low:.2f} to {promise.high:.2f}"
     text += where + left_out
-    if windowed and windows_below >= 2:
-        return Report("stale", f"stale since request {since}: {text}", since)
-    if not windowed and high < promise.low:
-        return Report("stale", f"stale: {text}", 1)
+    if high < promise.low and before.length()[2] < promise.low:
+        since = 1 if not windowed else since if windows_below else recent[0][0]
+        return Report("stale", f"stale{f' since request {since}' if windowed else ''}: {text}", since)
     state = "better" if low > promise.high else "falling" if high < promise.low else "as promised"
+    if once_stale and state != "falling":
+        return Report("recovered", f"recovered: {text}{once_stale}")
     return Report(state, f"{state}: {text}")
 
 

@@ -115,9 +115,10 @@ def _histogram(counts: Any) -> tuple[float, ...] | None:
 
 
 def read_one(row: Any) -> Counts | None:
-    """The counts in one JSON object; ``None`` if it has none, or impossible ones."""
+    """The counts in one JSON object, or in its ``response``; ``None`` if it has none, or impossible ones."""
     if not isinstance(row, Mapping):
         return None
+    row = traces.unwrapped(row)
     for reader in READERS:
         try:
             counts = reader(row)

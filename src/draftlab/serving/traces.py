@@ -65,6 +65,7 @@ FORMATS = {
     "vllm": Columns("arrival_time", "input_toks", "output_toks"),
     "vidur": Columns("arrived_at", "num_prefill_tokens", "num_decode_tokens"),
     "litellm": Columns("startTime", "prompt_tokens", "completion_tokens"),
+    "openai": Columns("timestamp", "prompt_tokens", "completion_tokens"),
 }
 """Mooncake and Qwen-Bailian name their columns alike; rows of Qwen-Bailian have a ``chat_id``, and seconds in place of milliseconds."""
 
@@ -108,6 +109,14 @@ def _object(line: str) -> Any:
     return value if isinstance(value, dict) else None
 
 
+def unwrapped(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A row with the fields of its ``response``, and of the ``body`` in that, as a log of a server's requests has them."""
+    for name in ("response", "body"):
+        inner = row.get(name)
+        row = {**inner, **row} if isinstance(inner, Mapping) else row
+    return row
+
+
 def read_trace(path: Path, *, limit: int = 0) -> Arrivals:
     """The requests of a trace, 24 bytes each in memory; broken and empty rows are left out and counted.
 
@@ -120,6 +129,8 @@ def read_trace(path: Path, *, limit: int = 0) -> Arrivals:
         if row is None:
             left_out["broken line"] += 1
             continue
+        usage = unwrapped(row).get("usage")
+        row = {**(usage if isinstance(usage, dict) else {}), **row}
         row = {name.removesuffix("(s)").strip(): value for name, value in row.items()}
         columns = columns or FORMATS[_format_of(row, path)]
         try:

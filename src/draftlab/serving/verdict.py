@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -106,14 +106,16 @@ def _reason(
         return few
     if verdict == "yes":
         return f"{speedup.show()} times as fast"
+    has_draft = bool(rows["steps"].any())
     if most.perfect <= 1:
-        return f"no draft of this cost can help: a perfect one gives {most.perfect:.2f}"
+        return f"no {'draft' if has_draft else 'lookup'} of this cost can help: a perfect one gives {most.perfect:.2f}"
     if verdict == "not yet known":
         return f"{speedup.show()} includes 1: use more requests, or a quieter machine"
     if most.optimum and max(most.optimum.values()) <= 1:
         return f"no number of drafts like this one can help: four at their optimum give at most {max(most.optimum.values()):.2f}"
-    wanted = f"; a draft would pay off from {tips:.2f}" if tips is not None else ""
-    return f"this draft does not help, others could: acceptance is {alpha.estimate:.2f}{wanted}"
+    what, it = ("this draft does not help, others could", "a draft") if has_draft else ("it finds too little", "it")
+    wanted = f"; {it} would pay off from {tips:.2f}" if tips is not None else ""
+    return f"{what}: acceptance is {alpha.estimate:.2f}{wanted}"
 
 
 def _stream(rows: pd.DataFrame) -> pd.DataFrame:
@@ -202,7 +204,12 @@ def payback(options: Sequence[Option], rows: pd.DataFrame, facts: Mapping[str, A
 
 
 def under_load(
-    rows: pd.DataFrame, option: Option, costs: BlockCosts, rate: float | None, trace: traces.Arrivals | None
+    rows: pd.DataFrame,
+    option: Option,
+    costs: BlockCosts,
+    rate: float | None,
+    trace: traces.Arrivals | None,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> list[AtLoad]:
     """The simulated server at and around the given load; each request has the acceptance that it had in replay."""
     replayed = _at(rows[(rows["split"] == "eval") & (rows["option"] == option.name)], option)
@@ -216,6 +223,7 @@ def under_load(
 
     def simulate(draft_lens: Sequence[int], seed: int) -> pd.DataFrame:
         """The speed-up of each draft length (rows) at each rate (columns)."""
+        progress(f"simulating {NAMES[option.name]} under load, {seed + 1} of at most {LOADS}")
         rng = np.random.default_rng(seed)
         acceptance = from_alpha((rng.choice(alphas, len(alphas)) if seed else alphas).tolist())
         arrivals = requests if trace else traces.poisson(requests, ARRIVALS, 1.0, rng)
@@ -258,8 +266,10 @@ def decide(
     temperature: float,
     left_out: Mapping[str, int],
     cut: int = 0,
+    cut_at: int = 0,
     rate: float | None = None,
     trace: traces.Arrivals | None = None,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> Verdict:
     """The verdict on all options for a log; the sentence names the best one."""
     held_out = rows[rows["split"] == "eval"].drop_duplicates("request_id")
@@ -273,7 +283,8 @@ def decide(
     if (rate or trace) and options[0].requests >= ENOUGH:
         # The simulated server drafts as many tokens in every block.
         fixed_length = [option for option in ranked if not option.threshold]
-        load = {option.name: under_load(rows, option, costs, rate, trace) for option in fixed_length[:2]}
+        load = {option.name: under_load(rows, option, costs, rate, trace, progress) for option in fixed_length[:2]}
+    under = _under_load(*_best_at_load(load)[SHARES.index(1)]) if load else None
     overall: Outcome = "yes" if good else "no" if all(o.verdict == "no" for o in options) else "not yet known"
     top = good[0] if good else ranked[0]
     promise = Promise(
@@ -292,15 +303,20 @@ def decide(
         conversations=conversations(held_out),
         left_out=dict(left_out),
         cut=cut,
+        cut_at=cut_at,
         costs=costs.source,
         step_seconds=costs.seconds,
         cost_ratio={n + 1: float(c) for n, c in enumerate(costs.step[0])},
         verify_ratio={n + 1: float(v) for n, v in enumerate(costs.verify[0])},
         verdict=overall,
-        sentence=_sentence(overall, top),
+        sentence=_sentence(overall, top) + (", one request at a time" if load else ""),
         best=top.name if good else None,
         options=options,
         load=load,
+        load_verdict=under and under[0],
+        load_sentence=under[1] + (f" (answers of at most {cut_at} tokens)" if cut and not trace else "")
+        if under
+        else "",
         monitor=promise if good else None,
     )
 
@@ -316,23 +332,35 @@ def _sentence(overall: Outcome, top: Option) -> str:
     return f"Not yet known: {name} is the best so far ({top.reason})"
 
 
+def _under_load(name: str, at: AtLoad) -> tuple[Outcome, str]:
+    """The verdict at the given load on the fastest option there, and a sentence."""
+    where, gain = f"under a load of {at.rate:.3g}/s", f"{NAMES[name]} makes requests {at.speedup.show()} times as fast"
+    if not at.draft_len or at.speedup.high < 1:
+        return "no", f"No: {where} requests are fastest without a draft"
+    if at.speedup.low > 1:
+        return "yes", f"Yes: {where} {gain}, with {at.draft_len} drafted at once"
+    return "not yet known", f"Not yet known: {where} {gain}"
+
+
 def lines(verdict: Verdict) -> list[str]:
-    """Three lines for a terminal: the answer, each option, and the load or what was measured."""
+    """Lines for a terminal: the answer, each option, the answer under load, what was left out, and what was measured."""
     options = [
         f"{NAMES[option.name]} {option.verdict}" + (f" {option.speedup.show()}" if option.requests >= ENOUGH else "")
         for option in verdict.options
     ]
-    load = _best_at_load(verdict)
+    load = _best_at_load(verdict.load)
     fastest = [
         f"{at.rate:.3g}/s {NAMES[name] + f' {at.speedup.show()}' if at.draft_len else 'no draft'}" for name, at in load
     ]
     fastest += [f"left out: {count} {why}" for _, at in load[:1] for why, count in at.left_out.items()]
-    where = f"One request at a time, {verdict.measured_on}; costs {verdict.costs}"
-    return [verdict.sentence, "; ".join(options), "Fastest under load: " + "; ".join(fastest) if fastest else where]
+    simulated = [verdict.load_sentence, "Fastest under load: " + "; ".join(fastest)] if load else []
+    where = f"One request at a time, {verdict.measured_on}; costs {verdict.costs}{verdict.cut_off}"
+    left_out = ", ".join(f"{count} {why}" for why, count in verdict.left_out.items())
+    return [verdict.sentence, "; ".join(options), *simulated, *([f"Left out: {left_out}"] if left_out else []), where]
 
 
-def _best_at_load(verdict: Verdict) -> list[tuple[str, AtLoad]]:
+def _best_at_load(load: Mapping[str, Sequence[AtLoad]]) -> list[tuple[str, AtLoad]]:
     """For each rate, the option that gains most."""
-    loads = [(name, at) for name, loads in verdict.load.items() for at in loads]
+    loads = [(name, at) for name, loads in load.items() for at in loads]
     by_rate = itertools.groupby(sorted(loads, key=lambda load: load[1].rate), key=lambda load: load[1].rate)
     return [max(group, key=lambda load: load[1].speedup.estimate) for _, group in by_rate]

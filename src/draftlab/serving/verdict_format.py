@@ -128,9 +128,10 @@ class Promise(_Record):
 
 
 class Verdict(_Record):
-    """What ``verdict.json`` contains; ``cut``: held-out answers that reached the limit of new tokens.
+    """What ``verdict.json`` contains; ``cut``: held-out answers that reached the limit of ``cut_at`` tokens.
 
-    ``conversations``: how many the held-out ``requests`` belong to, 0 if unknown.
+    ``conversations``: how many the held-out ``requests`` belong to, 0 if unknown. ``verdict``, ``options`` and ``monitor`` are of one request
+    at a time, ``load_verdict`` of the given load.
     """
 
     format: Literal["draftlab verdict 1"] = "draftlab verdict 1"
@@ -142,6 +143,7 @@ class Verdict(_Record):
     conversations: int = 0
     left_out: dict[str, int]
     cut: int = 0
+    cut_at: int = 0
     costs: str
     step_seconds: float
     cost_ratio: dict[int, float]
@@ -151,6 +153,8 @@ class Verdict(_Record):
     best: str | None
     options: list[Option]
     load: dict[str, list[AtLoad]]
+    load_verdict: Outcome | None = None
+    load_sentence: str = ""
     monitor: Promise | None
 
     @property
@@ -158,3 +162,8 @@ class Verdict(_Record):
         """The held-out requests, in words."""
         of = f" of {self.conversations} conversations" if 0 < self.conversations < self.requests else ""
         return f"{self.requests} held-out requests{of}"
+
+    @property
+    def cut_off(self) -> str:
+        """How many answers were cut, in words."""
+        return f"; {self.cut} of {self.requests} answers were cut at {self.cut_at} tokens" if self.cut else ""
