@@ -324,6 +324,17 @@ def clean(
         yield prompt
 
 
+def are_rendered(rows: Iterable[RawRow]) -> bool:
+    """Whether most of a user's first prompts are in a chat template already."""
+    first = itertools.islice(rows, DETECT)
+    found = [
+        record.is_rendered
+        for record in clean("prompts", "train", first, cleaner=prompts, max_chars=0)
+        if isinstance(record, Prompt)
+    ]
+    return 2 * sum(found) > len(found)
+
+
 def _detected(rows: Iterable[RawRow]) -> Iterator[tuple[RawRow, Cleaner]]:
     """Pair each row with the cleaner of the format detected in its file."""
     for _, of_file in itertools.groupby(rows, key=lambda raw: raw.file):
