@@ -23,7 +23,7 @@ from draftlab.files.json_files import write_json
 from draftlab.models.tokenizer import load_tokenizer
 
 SAMPLE = 2000  # prompts whose language is detected
-RENDERED = "a run writes them into a template again; template=rendered encodes them as they are"
+RENDERED = "template=rendered encodes them as they are; if most are, a run needs it"
 SPECIALS = ("<s>", "</s>", "<pad>", "<unk>", "<|", "[INST]", "USER:", "ASSISTANT:")
 
 
