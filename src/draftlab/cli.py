@@ -26,7 +26,7 @@ from draftlab.stages._stage import NoInputs, Stage, Variant
 def data_stream(
     stream: Flat[streams.Stream], *, prompts: tuple[Path, ...], answered: tuple[Path, ...] = (), out: Path
 ) -> None:
-    """Write requests in their order of arrival; with --answered, only those that have an answer in these files."""
+    """Write requests that ``draftlab data make`` wrote in their order of arrival; with --answered, only those that have an answer in these files."""
     from draftlab.data.prompts import Prompt
     from draftlab.engine.answers import Answer
     from draftlab.files.json_files import read_jsonl, write_jsonl

@@ -76,6 +76,25 @@ def test_counts(tmp_path: Path) -> None:
     assert json.loads(json.dumps(check.as_json(report)))["usable"] is True
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n",
+        "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nWhy?<|eot_id|>",
+        "<bos><start_of_turn>user\nWhy?<end_of_turn>\n",
+        "<s> [INST] Why? [/INST]",
+        "<｜begin▁of▁sentence｜>Be brief.<｜User｜>Why?<｜Assistant｜>",
+    ],
+)
+def test_prompts_in_a_chat_template_are_counted(tmp_path: Path, text: str) -> None:
+    asked: list[dict[str, object]] = [{"prompt": "What does <|im_end|> do?"}, {"prompt": "<s>truck</s> [INST]"}]
+    asked += [{"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": text}]}]
+    report = check.check(write(tmp_path / "log.jsonl", [*asked, {"prompt": text}]))
+    assert report.rendered == 1
+    assert "template=rendered" in check.table(report)
+    assert "template=rendered" not in check.table(check.check(write(tmp_path / "log.jsonl", asked)))
+
+
 def test_a_question_asked_again_later_in_a_conversation_is_another_prompt(tmp_path: Path) -> None:
     asked, answer = {"role": "user", "content": "Go on."}, {"role": "assistant", "content": "Fine then."}
     earlier = {"role": "user", "content": "Go so."}

@@ -83,6 +83,14 @@ def test_the_verb_writes_labels_and_their_agreement(tmp_path: Path, capsys: pyte
     assert capsys.readouterr().out == f"language: {agree} of 20 predictions agree with the label\n"
 
 
+def test_a_file_of_ones_own_has_to_be_made_first(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text('{"prompt": "Why?"}\n')
+    with pytest.raises(UserError, match="run draftlab data make first"):
+        classify.classify_file(
+            prompts=tmp_path / "mine", label="language", method="langid", out=tmp_path / "q", report=tmp_path / "r"
+        )
+
+
 def test_one_class_teaches_nothing() -> None:
     with pytest.raises(UserError, match="fewer than two classes"):
         classify.naive_bayes([Prompt("", "", "", "x", None, {"topic": "a"})], "topic")

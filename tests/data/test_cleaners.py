@@ -184,6 +184,7 @@ def test_ids_are_the_rows_places() -> None:
 
 RESPONSE = {"choices": [{"message": {"role": "assistant", "content": "Paris."}}]}
 TURN = [{"role": "user", "content": "The capital of France?"}]
+ANSWERED = {"role": "assistant", "content": "Paris."}
 
 
 @pytest.mark.parametrize(
@@ -386,6 +387,38 @@ def test_answers_of_other_servers(answer: dict[str, object]) -> None:
     assert cleaners.prompts({"messages": TURN, **answer}).reference == "Paris."
 
 
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"inputs": "The capital of France?", "parameters": {}, "generated_text": "Paris."},
+        {"request": {"inputs": "The capital of France?"}, "response": [{"generated_text": "Paris."}]},
+        {"request_body": json.dumps({"messages": TURN}), "response_body": json.dumps(RESPONSE)},
+        {"requestBody": {"messages": TURN}, "responseBody": RESPONSE, "request": "id"},
+        {"message": json.dumps({"request": {"messages": TURN}, "response": RESPONSE}), "level": "info"},
+        {"log": json.dumps({"messages": TURN, **RESPONSE}) + "\n", "stream": "stdout"},
+        {"messages": TURN, "message": ANSWERED, "done": True},
+        {"request": {"prompt": "The capital of France?"}, "response": {"response": "Paris.", "done": True}},
+        {
+            "contents": [{"parts": [{"text": "The capital of France?"}]}],
+            "response": {"candidates": [{"content": {"role": "model", "parts": [{"text": "Paris."}]}}]},
+        },
+        {
+            "input": {"inputBodyJson": {"messages": [{"role": "user", "content": [{"text": "The capital of France?"}]}]}},
+            "output": {"outputBodyJson": {"output": {"message": {"role": "assistant", "content": [{"text": "Paris."}]}}}},
+        },
+        {
+            "gen_ai.input.messages": [{"role": "user", "parts": [{"type": "text", "content": "The capital of France?"}]}],
+            "gen_ai.output.messages": json.dumps([{"role": "assistant", "parts": [{"type": "text", "content": "Paris."}]}]),
+        },
+        {"inputs": {"messages": [[{"lc": 1, "type": "constructor", "kwargs": {"type": "human", "content": TURN[0]["content"]}}]]},
+         "output": ANSWERED},
+    ],
+)  # fmt: skip
+def test_logs_of_other_servers_and_shippers(row: dict[str, object]) -> None:
+    found = cleaners.prompts(row)
+    assert (found.text, found.reference, found.conversation) == ("The capital of France?", "Paris.", [])
+
+
 SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}}
 ADD = {"name": "add", "description": "Adds."}
 OFFERED = [{"type": "function", "function": {**ADD, "parameters": SCHEMA}}]
@@ -426,6 +459,147 @@ def test_the_tools_of_a_request(offered: dict[str, Any]) -> None:
 )
 def test_names_without_a_schema_are_no_tools(tools: object) -> None:
     assert cleaners.prompts({"messages": TURN, "tools": tools}).tools == []
+
+
+CALLED = {"name": "add", "arguments": {"x": 1}}
+SAID = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Add."},
+    {
+        "role": "assistant",
+        "content": "So.",
+        "reasoning_content": "Hm.",
+        "tool_calls": [{"id": "a", "type": "function", "function": CALLED}],
+    },
+    {"role": "tool", "content": '{"y": 2}', "tool_call_id": "a"},
+]
+GEMINI = {
+    "systemInstruction": {"parts": [{"text": "Be brief."}]},
+    "contents": [
+        {"role": "user", "parts": [{"text": "Add."}]},
+        {
+            "role": "model",
+            "parts": [
+                {"text": "Hm.", "thought": True},
+                {"text": "So."},
+                {"functionCall": {"id": "a", "name": "add", "args": {"x": 1}}},
+            ],
+        },
+        {"role": "user", "parts": [{"functionResponse": {"id": "a", "response": {"y": 2}}}]},
+    ],
+    "tools": [{"functionDeclarations": [{**ADD, "parameters": SCHEMA}]}],
+}
+BEDROCK = {
+    "system": [{"text": "Be brief."}, {"cachePoint": {"type": "default"}}],
+    "messages": [
+        {"role": "user", "content": [{"text": "Add."}, {"cachePoint": {"type": "default"}}]},
+        {
+            "role": "assistant",
+            "content": [
+                {"reasoningContent": {"reasoningText": {"text": "Hm.", "signature": "s"}}},
+                {"text": "So."},
+                {"toolUse": {"toolUseId": "a", "name": "add", "input": {"x": 1}}},
+            ],
+        },
+        {"role": "user", "content": [{"toolResult": {"toolUseId": "a", "content": [{"json": {"y": 2}}]}}]},
+    ],
+    "toolConfig": {"tools": [{"toolSpec": {**ADD, "inputSchema": {"json": SCHEMA}}}]},
+}
+SPOKEN_PARTS = [
+    {"role": "user", "parts": [{"type": "text", "content": "Add."}]},
+    {
+        "role": "assistant",
+        "parts": [
+            {"type": "reasoning", "content": "Hm."},
+            {"type": "text", "content": "So."},
+            {"type": "tool_call", "id": "a", "name": "add", "arguments": {"x": 1}},
+        ],
+    },
+    {"role": "tool", "parts": [{"type": "tool_call_response", "id": "a", "response": {"y": 2}}]},
+]
+OPENTELEMETRY = {
+    "gen_ai.system_instructions": json.dumps([{"type": "text", "content": "Be brief."}]),
+    "gen_ai.input.messages": json.dumps(SPOKEN_PARTS),
+    "gen_ai.tool.definitions": json.dumps([{"type": "function", **ADD, "parameters": SCHEMA}]),
+}
+LANGCHAIN_CALL = {"name": "add", "args": {"x": 1}, "id": "a", "type": "tool_call"}
+LANGCHAIN = [
+    {"type": "system", "content": "Be brief."},
+    {"type": "human", "content": "Add."},
+    {
+        "type": "ai",
+        "content": [{"type": "text", "text": "So."}, {"type": "tool_use", "id": "a", "name": "add", "input": {"x": 1}}],
+        "tool_calls": [LANGCHAIN_CALL],
+        "additional_kwargs": {"reasoning_content": "Hm."},
+    },
+    {"type": "tool", "content": '{"y": 2}', "tool_call_id": "a"},
+]
+FORMATS = {
+    "gemini": GEMINI,
+    "bedrock": BEDROCK,
+    "opentelemetry": {"name": "chat", "attributes": OPENTELEMETRY},
+    "langchain": {"messages": LANGCHAIN, "tools": OFFERED},
+    "langchain_data": {"messages": [{"type": m["type"], "data": m} for m in LANGCHAIN], "tools": OFFERED},
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_conversations_of_other_apis_lose_nothing(name: str) -> None:
+    found = cleaners.prompts(FORMATS[name])
+    assert (found.conversation, found.tools) == (SAID, OFFERED)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"contents": [{"role": "user", "parts": [{"text": "See?"}, {"inlineData": {"data": "x"}}]}]},
+        {"messages": [{"role": "user", "content": [{"text": "See?"}, {"image": {"format": "png"}}]}]},
+        {"gen_ai.input.messages": [{"role": "user", "parts": [{"type": "text", "content": "See?"}, {"type": "blob"}]}]},
+        {"messages": [{"role": "user", "content": "See?", "images": ["x"]}]},
+        {"prompt": "See?", "images": ["x"]},
+        {"inputs": ["one", "two"]},
+    ],
+)
+def test_what_is_no_text_rejects_the_row(row: dict[str, Any]) -> None:
+    with pytest.raises(BadRow, match=r"not text|where text is expected|several prompts"):
+        cleaners.prompts(row)
+
+
+def test_a_picture_of_a_model_or_a_tool_ends_the_conversation() -> None:
+    for said in (
+        {"role": "model", "parts": [{"inlineData": {}}]},
+        {"role": "user", "parts": [{"functionResponse": {"response": [{"image": {}}]}}]},
+    ):
+        found = cleaners.prompts({"contents": [{"role": "user", "parts": [{"text": "See?"}]}, said]})
+        assert (found.text, found.meta["cut"]) == ("See?", True)
+
+
+def test_data_that_a_tool_returned_is_json() -> None:
+    result = {"role": "tool", "content": [{"title": "a"}]}
+    assert cleaners.prompts({"messages": [*TURN, result]}).text == '[{"title": "a"}]'
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"message": ANSWERED, "done": True},
+        {"message": json.dumps({"level": "info", "text": "Started."})},
+        {"message": "Started.", "level": "info"},
+    ],
+)
+def test_other_logs_are_no_prompts_and_their_columns_are_named(row: dict[str, Any]) -> None:
+    found = outcome("prompts", cleaners.prompts, row)
+    assert isinstance(found, Rejection)
+    assert found.reason.startswith("no prompt or text")
+    assert found.row.startswith(f"it has {', '.join(row)}: ")
+
+
+def test_json_in_a_prompt_or_an_answer_stays_text() -> None:
+    text = '{"text": "x"}'
+    assert cleaners.prompts({"inputs": text, "parameters": {}}).text == text
+    assert cleaners.prompts({"prompt": "q", "response": '{"message": "m"}'}).reference == '{"message": "m"}'
+    asked = cleaners.prompts({"messages": TURN, "system": "Be brief.", "systemInstruction": None, "contents": "x"})
+    assert asked.conversation == SPOKEN
 
 
 def test_a_function_may_have_no_arguments() -> None:

@@ -221,6 +221,50 @@ def test_text_is_one_prompt_a_line(tmp_path: Path) -> None:
     assert [(row.line, row.row) for row in rows] == [(1, {"text": "first"}), (3, {"text": "second"})]
 
 
+VLLM = "(APIServer pid=7) INFO 11-26 09:52:11 [logger.py:39] Received request chatcmpl-0: prompt: {}, params: SamplingParams(n=1)"
+
+
+@pytest.mark.parametrize("name", ["server.log", "server.txt", "server.jsonl"])
+def test_the_prompts_in_a_log_of_vllm(tmp_path: Path, name: str) -> None:
+    texts = ["It's \"so\", prompt: 'x', params: SamplingParams(n=2)\n\\", 'a "b"', "it's", "", None]
+    lines = ["INFO 11-26 09:52:01 [api_server.py:1] vLLM API server version 0.9.1", "Traceback"]
+    lines += [VLLM.format(repr(text)) for text in texts]
+    lines += ["DEBUG 11-26 09:52:11 [logger.py:39] Request cmpl-1 details: prompt: 'late', prompt_token_ids: [1]"]
+    rows = read(tmp_path, "\n".join(lines).encode(), name)
+    assert [row.row for row in rows] == [{"prompt": text} for text in (*texts, "late")]
+    assert rows[0].line == 3
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'INFO:     10.0.0.1:51234 - "POST /v1/completions HTTP/1.1" 200 OK',
+        "[2025-11-26 09:52:11 TP0] Prefill batch. #new-seq: 1",
+        "2025-11-26T09:52:11.123Z  WARN text_generation_router: late",
+        "Nov  6 09:52:11 host vllm[7]: Application startup complete.",
+        '10.0.0.1 - - [26/Nov/2025:09:52:11 +0000] "POST /v1/completions HTTP/1.1" 200',
+        "INFO 11-26 09:52:11 [logger.py:39] Received request cmpl-0: params: SamplingParams(n=1)",
+    ],
+)
+def test_a_log_without_prompts_is_refused(tmp_path: Path, line: str) -> None:
+    for name in ("server.log", "server.txt"):
+        with pytest.raises(UserError, match=rf"{name}: a log without prompts: .*give the requests as JSON lines"):
+            read(tmp_path, f"a banner\n{line}\n{line}\n".encode(), name)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.txt", "INFO is what?\nWhy?\nThe time is 12:30:45. And then?\n"),
+        ("a.txt", "Information on 2025-11-26\nAn ERROR occurs\n"),
+        ("a.log", '{"time": "2025-11-26 09:52:11", "prompt": "one"}\n' * 2),
+        ("a.json", '[\n{"t": "2025-11-26 09:52:11", "prompt": "one"}\n]'),
+    ],
+)
+def test_prompts_that_tell_a_time_or_a_level_are_no_log(tmp_path: Path, name: str, text: str) -> None:
+    assert all({"text", "prompt"} & row.row.keys() for row in read(tmp_path, text.encode(), name))
+
+
 def test_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such file"):
         list(read_rows(tmp_path / "absent.jsonl"))

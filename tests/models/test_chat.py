@@ -120,6 +120,19 @@ def test_refusals() -> None:
         pieces("vicuna_short", [*HI, {"role": "tool", "content": "4"}])
 
 
+def test_a_rendered_prompt_has_the_special_tokens_of_its_template() -> None:
+    tokenizer = with_specials()
+    prompt = tokenizer.encode_prompt("hi", "own")
+    whole = text_of(pieces("own", HI, CHATML))
+    for text in (whole, f"<s>{whole}"):  # bos is not doubled
+        assert tokenizer.encode_prompt(text, "rendered") == prompt
+        assert tokenizer.encode_prompt(text, "plain") != prompt
+    assert tokenizer.encode_prompt("hi", "rendered") == tokenizer.encode_prompt("hi", "plain")
+    for messages, tools in ((TALK, []), (HI, [{"name": "f"}])):
+        with pytest.raises(UserError, match="a conversation or tools"):
+            tokenizer.encode_prompt(messages, "rendered", tools)
+
+
 TALK = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": "How many?"},

@@ -152,6 +152,19 @@ def test_raw_files_that_are_missing_or_unreadable_are_refused_unless_no_cell_nee
     plan.load_run({"dataset": "mine.jsonl"}, WORKFLOW).check_data()
 
 
+def test_prompts_in_a_chat_template_need_the_template_rendered(tmp_path):
+    for texts, is_refused in ((["[INST] a [/INST]", "[INST] b [/INST]", "c"], True), (["[INST] a", "b"], False)):
+        (tmp_path / "log.txt").write_text("\n".join(texts))
+        if not is_refused:
+            plan.load_run({"dataset": "log.txt"}, WORKFLOW).check_data()
+            continue
+        with pytest.raises(
+            UserError, match=r"log.txt: most prompts are in a chat template already .*template=rendered"
+        ):
+            plan.load_run({"dataset": "log.txt"}, WORKFLOW).check_data()
+        plan.load_run({"dataset": "log.txt", "template": "rendered"}, WORKFLOW).check_data()
+
+
 def test_a_raw_file_that_the_system_refuses_is_named(monkeypatch):
     def refuse(*_):
         raise PermissionError(13, "Permission denied", "x/spider")

@@ -17,7 +17,8 @@ Dataset = str
 Device = Literal["cpu", "cuda"]
 Dtype = Literal["float32", "bfloat16", "float16", "fast"]
 """``fast``: bfloat16 on a GPU and on a CPU with instructions for it, else float32."""
-Template = Literal["vicuna_v1.1", "vicuna_short", "plain", "own"]
+Template = Literal["vicuna_v1.1", "vicuna_short", "plain", "own", "rendered"]
+"""``rendered``: prompts are in the target's chat template already, so that their special tokens are no text."""
 T = TypeVar("T")
 Flat = Annotated[T, tyro.conf.arg(name="")]
 """Settings whose fields each become a flag."""

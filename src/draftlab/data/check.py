@@ -23,6 +23,7 @@ from draftlab.files.json_files import write_json
 from draftlab.models.tokenizer import load_tokenizer
 
 SAMPLE = 2000  # prompts whose language is detected
+RENDERED = "template=rendered encodes them as they are; if most are, a run needs it"
 SPECIALS = ("<s>", "</s>", "<pad>", "<unk>", "<|", "[INST]", "USER:", "ASSISTANT:")
 
 
@@ -41,7 +42,7 @@ class Report:
     """The contents of a file. ``conversations`` are prompts with messages before them, which the model reads too.
 
     Of all prompts, ``cut`` come before a message that cannot be read, ``results`` are the result of a tool, ``with_reasoning`` hold an assistant's
-    reasoning, and ``with_tools`` offer tools.
+    reasoning, and ``with_tools`` offer tools. ``rendered`` prompts are in a chat template already.
     """
 
     file: str
@@ -63,6 +64,7 @@ class Report:
     prompt_lengths: Lengths | None
     reference_lengths: Lengths | None
     special_strings: int
+    rendered: int
     languages: dict[str, int]
 
     @property
@@ -96,7 +98,7 @@ def check(
     rejected: Counter[str] = Counter()
     first: dict[str, str] = {}
     first_prompt = ""
-    read = duplicates = overlap = specials = conversations = cut = results = with_reasoning = with_tools = 0
+    read = duplicates = overlap = specials = rendered = conversations = cut = results = with_reasoning = with_tools = 0
     lengths, reference_lengths, sample = array("I"), array("I"), list[str]()
     for record in _records(file, name, max_chars):
         read += 1
@@ -116,6 +118,7 @@ def check(
         seen.add(value)
         overlap += others is not None and value in others
         specials += any(mark in whole for mark in SPECIALS)
+        rendered += record.is_rendered
         lengths.append(count(whole))
         if record.reference is not None:
             reference_lengths.append(count(record.reference))
@@ -141,6 +144,7 @@ def check(
         prompt_lengths=_lengths(lengths),
         reference_lengths=_lengths(reference_lengths),
         special_strings=specials,
+        rendered=rendered,
         languages=dict(Counter(sorted(classify.languages(sample))).most_common()),
     )
 
@@ -203,6 +207,7 @@ def table(report: Report) -> str:
         (f"prompt, {report.length_unit}", spread(report.prompt_lengths)),
         (f"reference, {report.length_unit}", spread(report.reference_lengths)),
         ("with special strings", f"{report.special_strings} (they stay text)"),
+        *([("in a chat template already", f"{report.rendered} ({RENDERED})")] if report.rendered else []),
         (
             f"languages of the first {SAMPLE:,}" if report.kept > SAMPLE else "languages",
             ", ".join(f"{name} {count}" for name, count in report.languages.items()) or "none",

@@ -143,7 +143,7 @@ def classify_file(
     out: Path,
     report: Path,
 ) -> None:
-    """Label each request with its language or topic, and report how often this agrees with the label it came with."""
+    """Label each request that ``draftlab data make`` wrote with its language or topic, and report how often this agrees with the label it came with."""
     labelled = read_jsonl(train, Prompt) if train else None
     classifier = classifier_of(method, label, labelled, model, device)
     requests = list(read_jsonl(prompts, Prompt))

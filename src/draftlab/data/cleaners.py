@@ -153,10 +153,16 @@ def prompts(row: Row) -> Cleaned:
     Of a conversation, the request is the last turn of the user or of a tool, and the model reads all of it up to there.
     """
     row = _unpacked(row)
-    has_own = any(row.get(name) for name in (*PROMPT_FIELDS, *CONVERSATION_FIELDS))
-    for name in LOGGED if has_own else (*LOGGED, *GIVEN):
-        if isinstance(row.get(name), Mapping):
+    own = (  # ``inputs`` may be a prompt or hold one
+        row.get(name)
+        for name in (*PROMPT_FIELDS, *CONVERSATION_FIELDS)
+        if name != "inputs" or isinstance(row.get(name), str)
+    )
+    for name in LOGGED if any(own) else (*GIVEN, *LOGGED):
+        if isinstance(row.get(name), Mapping) and (name not in SHIPPED or _is_request(row[name])):
             row = _unpacked({**row, **row[name]})
+    if row.get("images"):  # Ollama's, beside a prompt
+        raise BadRow("a picture where text is expected")
     if any(place.get("previous_response_id") for place in (row, row.get("response")) if isinstance(place, Mapping)):
         raise BadRow("previous_response_id: the rest of the conversation is not in the row")
     system, tools = _system(row), offered_in(row)
@@ -165,6 +171,8 @@ def prompts(row: Row) -> Cleaned:
         return replace(request, meta={**request.meta, **labels(row)}, tools=tools)
     for name in ("turns", *PROMPT_FIELDS):
         if isinstance(row.get(name), list):
+            if name == "inputs" and len(row[name]) > 1:
+                raise BadRow("several prompts in a row")
             return Cleaned(as_text(items_of(row, name)[0], name), None, labels(row))
     field = next((name for name in PROMPT_FIELDS if isinstance(row.get(name), str)), None)
     text = text_of(row, *([field] if field else PROMPT_FIELDS))
@@ -184,14 +192,38 @@ def prompts(row: Row) -> Cleaned:
     return Cleaned(request.text, answer, labels(row), request.conversation, tools)
 
 
-LOGGED = ("proxy_server_request", "request", "body", "input")
-"""Fields of logs that hold a request: LiteLLM's, OpenAI's batches, Langfuse's."""
-GIVEN = ("params", "inputs")
-"""The same in Anthropic's batches and LangSmith's runs, where the row has no prompt of its own."""
+LOGGED = ("proxy_server_request", "request", "request_body", "body", "input", "inputBodyJson")
+"""Fields of logs that hold a request: LiteLLM's, gateways', OpenAI's batches, Langfuse's, Bedrock's."""
+SHIPPED = ("message", "log")
+"""Fields in which shippers of logs put what a server wrote."""
+GIVEN = ("params", "inputs", "attributes", *SHIPPED)
+"""The same in Anthropic's batches, LangSmith's runs and OpenTelemetry, where the row has no prompt of its own."""
+PACKED = {
+    "response_body": "response", "responseBody": "response", "gen_ai.input.messages": "messages", "gen_ai.output.messages": "output",
+    "gen_ai.system_instructions": "system", "gen_ai.tool.definitions": "tools",
+}  # fmt: skip
+"""Other names of fields that may be JSON text: gateways' and OpenTelemetry's."""
+ALIASES = {**PACKED, "requestBody": "request", "systemInstruction": "system", "system_instruction": "system"}
+"""The same with fields of gateways and Gemini."""
+
+
+def _is_request(held: object) -> bool:
+    """Whether an object is a server's request, rather than a message or another log."""
+    return isinstance(held, Mapping) and bool({"prompt", "messages", *LOGGED} & held.keys()) and "role" not in held
+
+
+def _renamed(row: Row) -> Row:
+    """The row with the usual names in place of ``ALIASES``."""
+    known = {ALIASES[name]: row[name] for name in row.keys() & ALIASES.keys() if row[name]}
+    known |= {ALIASES[name]: decoded(row[name]) for name in row.keys() & PACKED.keys() if isinstance(row[name], str)}
+    if is_conversation(row.get("contents")):  # Gemini's
+        known["messages"] = row["contents"]
+    return {**{name: value for name, value in row.items() if name not in ALIASES}, **known} if known else row
 
 
 def _unpacked(row: Row) -> Row:
     """The row with requests, conversations and answers that it holds as JSON text, as tables do, as objects."""
+    row = _renamed(row)
     held = {
         name: decoded(value)
         for name, value in row.items()
@@ -208,13 +240,18 @@ def _is_packed(name: str, held: object, row: Row) -> bool:
     if name in ("history", "chat_history"):
         return isinstance(held, list)
     if name in ("output", "response"):
-        return isinstance(held, Mapping) and bool({"choices", "content", "output"} & held.keys())
-    if name in PROMPT_FIELDS:
+        return isinstance(held, Mapping) and bool(
+            {"choices", "content", "output", "candidates", "generated_text", "done"} & held.keys()
+        )
+    if name in SHIPPED:
+        return _is_request(held)
+    if name in PROMPT_FIELDS and not (name == "inputs" and isinstance(held, Mapping)):
         is_alone = not any(isinstance(row.get(field), str) for field in PROMPT_FIELDS if field != name)
         if name == "input" and isinstance(held, Mapping):
             held = next((held[field] for field in CONVERSATION_FIELDS if field in held), None)
         return is_alone and is_conversation(held)
-    return name in (*LOGGED, *GIVEN) and isinstance(held, Mapping)
+    # The server TGI has ``parameters`` beside a prompt ``inputs``.
+    return name in (*LOGGED, *GIVEN) and isinstance(held, Mapping) and not (name == "inputs" and "parameters" in row)
 
 
 def _history(row: Row) -> list[Mapping[str, object]]:
@@ -244,6 +281,8 @@ def _conversation(row: Row) -> object:
 def _system(row: Row) -> str | None:
     """The system prompt beside a request: a text (OpenAI's ``instructions``), a list of parts (Anthropic's ``system``), or messages."""
     value = next((row[name] for name in ("system", "system_prompt", "instructions") if row.get(name)), None)
+    if isinstance(value, Mapping):
+        value = value.get("parts")  # Gemini's
     if isinstance(value, list):
         said = (part.get("text", part.get("content")) if isinstance(part, Mapping) else part for part in value)
         parts = (text for content in said for text in texts_of(content))
@@ -322,6 +361,17 @@ def clean(
             yield Rejection(raw.file, raw.line, excerpt(str(reason)), excerpt(shown))
             continue
         yield prompt
+
+
+def are_rendered(rows: Iterable[RawRow]) -> bool:
+    """Whether most of a user's first prompts are in a chat template already."""
+    first = itertools.islice(rows, DETECT)
+    found = [
+        record.is_rendered
+        for record in clean("prompts", "train", first, cleaner=prompts, max_chars=0)
+        if isinstance(record, Prompt)
+    ]
+    return 2 * sum(found) > len(found)
 
 
 def _detected(rows: Iterable[RawRow]) -> Iterator[tuple[RawRow, Cleaner]]:

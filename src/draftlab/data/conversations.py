@@ -18,6 +18,7 @@ Role = Literal["system", "user", "assistant", "tool"]
 ROLES: dict[str, Role] = {
     "system": "system", "developer": "system",
     "user": "user", "human": "user", "prompter": "user",
+    "ai": "assistant", "aimessagechunk": "assistant",
     "assistant": "assistant", "gpt": "assistant", "chatgpt": "assistant", "bard": "assistant", "bing": "assistant", "model": "assistant",
     "tool": "tool", "function": "tool", "ipython": "tool", "observation": "tool", "tool_response": "tool",
 }  # fmt: skip
@@ -68,6 +69,8 @@ def _read(conversation: Any) -> tuple[list[Turn], bool]:
     """The turns up to the first message that cannot be read, and whether all could."""
     if not isinstance(conversation, list):
         raise BadRow(f"the conversation is {type(conversation).__name__}, not a list")
+    if len(conversation) == 1 and isinstance(conversation[0], list):  # LangChain's batch of one
+        conversation = conversation[0]
     spoken: list[Turn] = []
     for item in conversation:
         try:
@@ -90,8 +93,70 @@ def _joined(spoken: Iterable[Turn]) -> list[Turn]:
     return joined
 
 
+MORE = ("tool_calls", "function_call", "reasoning_content")
+"""Fields that LangChain may keep in ``additional_kwargs``."""
+
+
+def _common(message: Row) -> Row:
+    """A message of LangChain, Gemini, Bedrock or OpenTelemetry with its role and the parts of its content in the usual form."""
+    inside = message.get("kwargs", message.get("data"))
+    if isinstance(inside, Mapping) and isinstance(message.get("type"), str):  # LangChain's, written as objects
+        message = {"type": message["type"], **inside}
+    more = message.get("additional_kwargs")
+    if isinstance(more, Mapping):
+        message = {**message, **{key: more[key] for key in MORE if more.get(key) and not message.get(key)}}
+    if not {"role", "from"} & message.keys():
+        kind = message.get("type")
+        if isinstance(kind, str) and kind.lower() in ROLES and "content" in message:
+            message = {**message, "role": kind}
+        elif "parts" in message:
+            message = {**message, "role": "user"}
+    content = message.get("content", message.get("value", message.get("parts")))
+    if not isinstance(content, list) or (
+        "content" in message and ROLES.get(str(message.get("role")).lower()) == "tool"
+    ):
+        return message
+    return {**message, "content": [_part(p) for p in content if not (isinstance(p, Mapping) and "cachePoint" in p)]}
+
+
+def _part(part: Any) -> Any:
+    """A part of a content of Gemini, Bedrock or OpenTelemetry as a part of Anthropic's; other parts stay as they are."""
+    if not isinstance(part, Mapping):
+        return part
+    held = {key: value for key, value in part.items() if isinstance(value, Mapping)}
+    if call := held.get("functionCall") or held.get("function_call") or held.get("toolUse"):
+        return {**call, "type": "tool_use", "id": call.get("id", call.get("toolUseId"))}
+    if result := held.get("functionResponse") or held.get("function_response") or held.get("toolResult"):
+        content = result.get("content", result.get("response"))
+        return {
+            **result,
+            "type": "tool_result",
+            "tool_use_id": result.get("id", result.get("toolUseId")),
+            "content": content,
+        }
+    match part.get("type"):
+        case "tool_call":
+            return {**part, "type": "tool_use"}
+        case "tool_call_response":
+            content = part.get("response", part.get("result"))
+            return {"type": "tool_result", "tool_use_id": part.get("id"), "content": content}
+        case "text" | "reasoning" if "content" in part and "text" not in part:
+            return {"type": part["type"], "text": part["content"]}
+        case None if "json" in part:
+            return {"type": "text", "text": json.dumps(part["json"], ensure_ascii=False)}
+        case None if reasoning := held.get("reasoningContent"):
+            text = reasoning.get("reasoningText")
+            return {"type": "thinking", "thinking": text.get("text") if isinstance(text, Mapping) else None}
+        case None if part.get("thought") is True:
+            return {"type": "thinking", "thinking": part.get("text")}
+        case None if "text" not in part:
+            return {"type": "image"}  # or another thing that is no text
+    return part
+
+
 def _turns(message: Row) -> list[Turn]:
     """The turns in one message: results of tools stand in a user's message in Anthropic's format, and alone in OpenAI's Responses."""
+    message = _common(message)
     match message.get("type"):
         case kind if kind in CALLS:
             return [Turn("assistant", "", calls_in(message))]
@@ -99,7 +164,7 @@ def _turns(message: Row) -> list[Turn]:
             return [_result(message, message.get("output"), message.get("call_id"))]
         case "reasoning":
             return [Turn("assistant", "", reasoning=_reasoning(message))]
-        case str() if not {"role", "from"} & message.keys():
+        case str() if not {"role", "from", "content"} & message.keys():
             return []  # calls of the server's own tools
     name = as_text(message.get("role", message.get("from")), "role").lower()
     if name in CALLS:  # as ShareGPT's files name a call
@@ -107,11 +172,13 @@ def _turns(message: Row) -> list[Turn]:
         return [Turn("assistant", "", calls_in({"tool_calls": call if isinstance(call, list) else [call]}))]
     if name not in ROLES:
         raise BadRow("unknown role", repr(name))
+    if message.get("images"):  # Ollama's
+        raise BadRow("a picture where text is expected")
     role, content = ROLES[name], message.get("content", message.get("value"))
-    if role == "tool":
+    results = [part for part in content if _kind(part) == "tool_result"] if isinstance(content, list) else []
+    if role == "tool" and not results:
         return [_result(message, content, message.get("tool_call_id"))]
-    if role == "user" and isinstance(content, list):
-        results = [part for part in content if isinstance(part, Mapping) and part.get("type") == "tool_result"]
+    if role in ("user", "tool") and isinstance(content, list):
         found = [_result(part, part.get("content"), part.get("tool_use_id")) for part in results]
         others = [part for part in content if part not in results and part != {"type": "text", "text": ""}]
         return [*found, Turn(role, _text(others, name))] if others or not found else found
@@ -126,7 +193,11 @@ def _result(message: Row, content: Any, call: Any) -> Turn:
     """A tool's result, which may be empty."""
     names = (call, message.get("name"))
     call_id, name = (value if isinstance(value, str) and well_formed(value) else None for value in names)
-    if not isinstance(content, str | list | None):
+    if isinstance(content, list) and all(
+        isinstance(part, str) or (isinstance(part, Mapping) and PARTS & part.keys()) for part in content
+    ):
+        content = [_part(part) for part in content]
+    elif not isinstance(content, str | None):  # data that the tool returned
         content = json.dumps(content, ensure_ascii=False)
     return Turn("tool", _text(content, "tool"), call_id=call_id, name=name)
 
@@ -177,6 +248,8 @@ def texts_of(content: Any) -> list[Any]:
 
 
 THOUGHTS = ("thinking", "reasoning")
+PARTS = {"type", "text", "json", "image", "document", "video"}
+"""Fields that tell a part of a content from other objects."""
 PICTURES = ("image", "image_url", "input_image")
 """Types of the parts of a content."""
 
@@ -189,9 +262,12 @@ def is_conversation(value: Any) -> bool:
     """Whether a value is a list of messages, rather than one of other objects."""
 
     def is_message(item: Any) -> bool:
-        role = str(item.get("role", item.get("from"))).lower() if isinstance(item, Mapping) else ""
+        item = _common(item) if isinstance(item, Mapping) else {}
+        role = str(item.get("role", item.get("from"))).lower()
         return (role in ROLES or role in CALLS) and bool({"content", "value", "tool_calls"} & item.keys())
 
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], list):
+        value = value[0]
     return isinstance(value, list) and bool(value) and all(map(is_message, value))
 
 
@@ -289,23 +365,34 @@ def answered(row: Row) -> str | None:
     """The text of a response in the formats of OpenAI and Anthropic, in ``response`` (LiteLLM, batches), in ``output`` (Langfuse) or in the row
     itself; None without one."""
     answer: Any = row.get("response", row)
+    if isinstance(answer, list) and answer:
+        answer = answer[0]
     if isinstance(answer, Mapping) and isinstance(answer.get("body"), Mapping):
         answer = answer["body"]
     if not isinstance(answer, Mapping):
         return None
-    choices, output = answer.get("choices"), answer.get("output")
+    choices, output = answer.get("choices", answer.get("candidates")), answer.get("output")
+    if isinstance(output, Mapping) and isinstance(output.get("outputBodyJson"), Mapping):  # Bedrock's log
+        return answered({"response": output["outputBodyJson"]})
     first = choices[0] if isinstance(choices, list) and choices else {}
     spoken = output if isinstance(output, list) else []
-    for message in (first, first.get("message") if isinstance(first, Mapping) else None, output, answer, *spoken):
-        if (
-            not isinstance(message, Mapping)
-            or message.get("role", "assistant") != "assistant"
-            or _kind(message) in THOUGHTS
-        ):
+    inside = [
+        place.get(name)
+        for place in (first, output, answer)
+        if isinstance(place, Mapping)
+        for name in ("message", "content")
+    ]
+    for message in (first, *inside, output, answer, *spoken):
+        if not isinstance(message, Mapping) or message is row or _kind(message) in THOUGHTS:
             continue
-        content = message.get("content", message.get("text"))
+        message = _common(message)
+        if ROLES.get(str(message.get("role", "assistant"))) != "assistant":
+            continue
+        content = next(
+            (message[name] for name in ("content", "text", "generated_text", "response") if name in message), None
+        )
         parts = [part for part in content if _kind(part) not in THOUGHTS] if isinstance(content, list) else content
         texts = [text for text in texts_of(parts) if isinstance(text, str)]
-        if (text := "\n".join(texts).strip()) and message is not row:
+        if text := "\n".join(texts).strip():
             return text
     return None

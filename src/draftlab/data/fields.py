@@ -44,7 +44,7 @@ def _present(row: Row, names: Sequence[str]) -> str:
     """The first of these field names that the row has; ``BadRow`` if it has none."""
     name = next((name for name in names if name in row), None)
     if name is None:
-        raise BadRow(f"no {' or '.join(names)}")
+        raise BadRow(f"no {' or '.join(names)}", f"it has {', '.join(row)}" if row else "")
     return name
 
 

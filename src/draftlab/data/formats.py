@@ -52,8 +52,8 @@ FORMATS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 """Datasets and the fields of their rows, the most specific first."""
 
-PROMPT_FIELDS = ("prompt", "text", "question", "instruction", "query", "goal", "input", "content")
-ANSWER_FIELDS = ("answer", "response", "output", "completion", "reference")
+PROMPT_FIELDS = ("prompt", "text", "question", "instruction", "query", "goal", "input", "content", "inputs")
+ANSWER_FIELDS = ("answer", "response", "output", "completion", "reference", "generated_text")
 CONVERSATION_FIELDS = ("conversation", "conversations", "messages", "conversation_a")
 PROMPT_COLUMNS = {*PROMPT_FIELDS, *CONVERSATION_FIELDS, "turns", "article", "document", "translation", "docstring",
                   "func_documentation_string"}  # fmt: skip

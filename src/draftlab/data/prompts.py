@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from typing import Any
+
+RENDERED = re.compile(
+    r"\s*(?:<s>|<bos>)?\s*(?:<\|\w+\|>|<｜|<start_of_turn>|<fim_prefix>|\[INST\]|\[SYSTEM_PROMPT\]|\[gMASK\])"
+)
+"""How a text begins that is in a model's chat template already."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,11 @@ class Prompt:
         """All that the model reads as one text: schemas of tools, contents, reasoning and calls, in lines."""
         schemas = json.dumps(self.tools, ensure_ascii=False) if self.tools else ""
         return "\n".join(filter(None, (schemas, *map(_text, self.messages))))
+
+    @property
+    def is_rendered(self) -> bool:
+        """Whether it is one text that is in a chat template already."""
+        return not self.conversation and RENDERED.match(self.text) is not None
 
     @property
     def opening(self) -> str:

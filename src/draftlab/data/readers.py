@@ -5,10 +5,12 @@ This uses Python's readers, because those of ``datasets`` stop at the first byte
 
 from __future__ import annotations
 
+import ast
 import csv
 import gzip
 import io
 import json
+import re
 import zlib
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -340,6 +342,34 @@ def _header(cells: Sequence[str], name: str, line: int) -> list[str]:
     return names
 
 
+LEVEL = "TRACE|DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL"
+LOG = re.compile(rf"[\s\[(]*(?:{LEVEL})\b|[^\"{{]{{0,40}}?\d[T :]\d\d:\d\d:\d\d".encode())
+"""A line of a log begins with a level or a time."""
+WRITTEN = r"""None|'[^'\\]*(?:\\.[^'\\]*)*'|"[^"\\]*(?:\\.[^"\\]*)*\""""
+VLLM = re.compile(rf"equest \S+(?: details)?: prompt: ({WRITTEN}), ")
+"""A request in vLLM's log, with the prompt as Python writes it."""
+
+
+def _is_log(start: bytes) -> bool:
+    """Whether most lines of a file's beginning are a log's."""
+    lines = [line for line in start.splitlines() if line.strip()]
+    return 2 * sum(LOG.match(line) is not None for line in lines) > len(lines)
+
+
+def _log(file: IO[bytes], name: str) -> Iterator[RawRow]:
+    """Yield the prompts in vLLM's log; ``UserError`` for a log without them."""
+    found = False
+    for line in _lines(file, name):
+        if line.problem:
+            yield line
+        elif request := VLLM.search(line.row):
+            found = True
+            yield replace(line, row={"prompt": ast.literal_eval(request[1])})
+    if not found:
+        remedy = "give the requests as JSON lines, or the prompts alone, one per line; vLLM's lines are read if they hold the prompt"
+        raise UserError("a log without prompts: most lines begin with a time or a level", file=name, remedy=remedy)
+
+
 def _text(file: IO[bytes], name: str) -> Iterator[RawRow]:
     for line in _lines(file, name):
         yield line if line.problem else replace(line, row={"text": line.row.strip("\r\n")})
@@ -369,6 +399,8 @@ def _parse(file: io.BufferedReader, name: str, suffixes: Sequence[str], columns:
         first = start.partition(b"\n")[0]
         comma = ";" if first.count(b";") > first.count(b",") else ","  # spreadsheets in many countries write semicolons
         yield from _table(file, name, comma if kind == ".csv" else "\t", columns)
+    elif _is_log(start):
+        yield from _log(file, name)
     elif kind in (".txt", ".lst"):
         yield from _text(file, name)
     elif opening == b"[":

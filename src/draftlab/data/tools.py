@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -33,7 +34,10 @@ def calls_in(message: Row) -> list[dict[str, Any]]:
     if isinstance(calls, str):  # as tables hold them
         calls = decoded(calls)
     if isinstance(calls, list):
-        found += calls
+        known = [part.get("id") for part in found]  # LangChain has the calls of Anthropic's twice
+        found += [
+            call for call in calls if not isinstance(call, Mapping) or call.get("id") is None or call["id"] not in known
+        ]
     if isinstance(call := message.get("function_call"), Mapping):
         found.append(call)
     if message.get("type") in CALLS:
@@ -41,9 +45,12 @@ def calls_in(message: Row) -> list[dict[str, Any]]:
     return [_call(mapping_of(call, "a call of a tool")) for call in found]
 
 
+ARGUMENTS = ("arguments", "input", "args")
+
+
 def _call(call: Row) -> dict[str, Any]:
     called = next((call[kind] for kind in ("function", "custom") if isinstance(call.get(kind), Mapping)), call)
-    name, arguments = called.get("name"), called.get("arguments", called.get("input"))
+    name, arguments = called.get("name"), next((called[key] for key in ARGUMENTS if key in called), None)
     if not isinstance(name, str) or not name:
         raise BadRow("a call of a tool has no name")
     if isinstance(arguments, str) and "arguments" not in called:
@@ -55,11 +62,11 @@ def _call(call: Row) -> dict[str, Any]:
     return _checked(({"id": number} if isinstance(number, str) else {}) | {"type": "function", "function": given})
 
 
-PARAMETERS = ("model_parameters", "optional_params")
+PARAMETERS = ("model_parameters", "optional_params", "toolConfig")
 
 
 def offered_in(row: Row) -> list[dict[str, Any]]:
-    """The tools that a request offers, ``tools`` or ``functions``, in OpenAI's format; LiteLLM logs them among the parameters.
+    """The tools that a request offers, ``tools`` or ``functions``, in OpenAI's format; LiteLLM and Bedrock log them among the parameters.
 
     Left out is what has no schema: a name alone, and tools of the server's own.
     """
@@ -68,7 +75,7 @@ def offered_in(row: Row) -> list[dict[str, Any]]:
     if isinstance(value, str):  # as tables hold them
         value = decoded(value)
     offered = []
-    for item in value if isinstance(value, list) else []:
+    for item in itertools.chain.from_iterable(map(_declared, value if isinstance(value, list) else [])):
         tool = item.get("function", item) if isinstance(item, Mapping) else item
         if not isinstance(tool, Mapping) or not isinstance(tool.get("name"), str):
             continue
@@ -80,6 +87,19 @@ def offered_in(row: Row) -> list[dict[str, Any]]:
             described = {name: tool[name] for name in ("name", "description") if isinstance(tool.get(name), str)}
             offered.append(_checked({"type": "function", "function": {**described, "parameters": schema or {}}}))
     return offered
+
+
+def _declared(item: Any) -> list[Any]:
+    """The tools in an item of a request: Gemini's items hold several, and Bedrock's a specification."""
+    held = item if isinstance(item, Mapping) else {}
+    declared = held.get("functionDeclarations", held.get("function_declarations"))
+    if isinstance(declared, list):
+        return declared
+    spec = held.get("toolSpec")
+    if not isinstance(spec, Mapping):
+        return [item]
+    schema = spec.get("inputSchema")
+    return [{**spec, "inputSchema": schema.get("json") if isinstance(schema, Mapping) else None}]
 
 
 def _checked(value: dict[str, Any]) -> dict[str, Any]:

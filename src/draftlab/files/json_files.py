@@ -72,7 +72,7 @@ def read_jsonl(path: Path | str, kind: type[T]) -> Iterator[T]:
 
     This is for files that draftlab wrote. ``data.readers`` reads raw datasets, and keeps their good rows.
     """
-    repair = "repair the line, or run the step that makes the file again; draftlab data make reads files of your own"
+    repair = "repair the line, or run the step that makes the file again; for a file of your own, run draftlab data make first"
     try:
         with verify(path).open(encoding="utf-8", newline="\n") as file:
             for number, line in enumerate(file, 1):

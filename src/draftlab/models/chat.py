@@ -45,13 +45,14 @@ def pieces(
     bos_token: str = "",
     eos_token: str = "</s>",
 ) -> list[Piece]:
-    """Messages in a template: ``vicuna_v1.1``, ``vicuna_short``, ``plain`` or ``own``. Joined, the pieces are what the model reads.
+    """Messages in a template: ``vicuna_v1.1``, ``vicuna_short``, ``plain``, ``own`` or ``rendered``. Joined, the pieces are what the model reads.
 
     ``messages`` have a role, a content, and perhaps ``reasoning_content`` and ``tool_calls``, as in OpenAI's API; ``tools`` are the schemas
     of what the model may call.
     ``own`` is the tokenizer's Jinja template (``chat_template`` in tokenizer_config.json), rendered in a sandbox as ``transformers`` does,
     of ``messages`` in the form that it reads (``_readable``).
     ``plain`` writes a line break between two contents. Only ``own`` has a place for reasoning, calls and schemas.
+    ``rendered`` is for a single text that is in the model's template already: all of it counts as the template's.
 
     A content, or a reasoning, is a piece of its own if the template writes it as it is, without the space around it, or as JSON. If the
     template changes one otherwise, such as to cut the reasoning out of a content, everything is one piece of the template.
@@ -61,6 +62,11 @@ def pieces(
     >>> pieces("vicuna_short", [{"role": "user", "content": "Why?"}])
     [Piece(text='USER: ', is_template=True), Piece(text='Why?', is_template=False), Piece(text=' ASSISTANT:', is_template=True)]
     """
+
+    if template == "rendered":
+        if tools or len(messages) > 1:
+            raise UserError("a conversation or tools, not a text in a chat template", remedy="use own")
+        return [Piece(messages[0]["content"], True)]
 
     def write(written: Sequence[Message]) -> str:
         match template:
@@ -72,7 +78,9 @@ def pieces(
                 return "\n".join(message["content"] for message in written if message["content"])
             case "own":
                 return _rendered(jinja, written, tools, bos_token, eos_token)
-        raise UserError(f"unknown chat template {template!r}", remedy="use vicuna_v1.1, vicuna_short, plain or own")
+        raise UserError(
+            f"unknown chat template {template!r}", remedy="use vicuna_v1.1, vicuna_short, plain, own or rendered"
+        )
 
     if template == "own":
         messages = _readable(messages, write)

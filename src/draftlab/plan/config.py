@@ -43,7 +43,9 @@ class RunConfig(Settings):
         {},
         description="how the main pair's target answers, overriding the scale: {engine: openai, url: 'http://HOST:PORT/v1'}",
     )
-    template: Template | None = Field(None, description="chat template for the prompts; own: the tokenizer's")
+    template: Template | None = Field(
+        None, description="chat template for the prompts; own: the tokenizer's; rendered: they are in one already"
+    )
     experiments: str | None = Field(
         None,
         description="reproduction (default), all, or names separated by commas; with your own prompts, osd_offline and osd_latency_dataset",

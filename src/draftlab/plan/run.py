@@ -12,7 +12,7 @@ import yaml
 from pydantic import PrivateAttr
 
 from draftlab.core.settings import Dataset, Settings
-from draftlab.data import registry, sources
+from draftlab.data import cleaners, registry, sources
 from draftlab.engine.settings import Answers
 from draftlab.errors import UserError
 from draftlab.files.checkout import WORKFLOW
@@ -90,6 +90,11 @@ class Run(Settings):
             except OSError as error:
                 file = error.filename or self.raw_folder
                 raise UserError(str(error.strerror), file=file, remedy="make it readable") from None
+        if "prompts" in needed and self.settings.pairs[MAIN].answers.template != "rendered":
+            rows = sources.RawFiles(registry.find("prompts"), Path(self.raw_folder)).rows("train")
+            if cleaners.are_rendered(rows):
+                remedy = "encode them as they are: template=rendered (draftlab verdict: --template rendered)"
+                raise UserError("most prompts are in a chat template already", file=self.raw_folder, remedy=remedy)
 
     def of_stage(self, *stages: str) -> list[str]:
         """Names of the experiments of these stages at the scale."""
