@@ -235,6 +235,17 @@ def test_the_prompts_in_a_log_of_vllm(tmp_path: Path, name: str) -> None:
     assert rows[0].line == 3
 
 
+def test_a_prompt_that_python_cannot_read_is_a_broken_line(tmp_path: Path) -> None:
+    path = tmp_path / "vllm.log"
+    path.write_text("\n".join(VLLM.format(text) for text in ("'one'", r"'\x'", "'two'")))
+    rows = list(read_rows(path))
+    assert [(row.row, row.problem is None) for row in rows][::2] == [
+        ({"prompt": "one"}, True),
+        ({"prompt": "two"}, True),
+    ]
+    assert rows[1].problem == "a prompt that is not as Python writes it"
+
+
 @pytest.mark.parametrize(
     "line",
     [

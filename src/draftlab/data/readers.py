@@ -364,7 +364,10 @@ def _log(file: IO[bytes], name: str) -> Iterator[RawRow]:
             yield line
         elif request := VLLM.search(line.row):
             found = True
-            yield replace(line, row={"prompt": ast.literal_eval(request[1])})
+            try:
+                yield replace(line, row={"prompt": ast.literal_eval(request[1])})
+            except (SyntaxError, ValueError):
+                yield replace(line, problem="a prompt that is not as Python writes it")
     if not found:
         remedy = "give the requests as JSON lines, or the prompts alone, one per line; vLLM's lines are read if they hold the prompt"
         raise UserError("a log without prompts: most lines begin with a time or a level", file=name, remedy=remedy)
