@@ -16,24 +16,10 @@ from pydantic import ValidationError
 
 from draftlab import plan
 from draftlab.core.settings import Flat
-from draftlab.data import streams
 from draftlab.engine.settings import Answers
 from draftlab.errors import UserError, printable
 from draftlab.stages import STAGES
 from draftlab.stages._stage import NoInputs, Stage, Variant
-
-
-def data_stream(
-    stream: Flat[streams.Stream], *, prompts: tuple[Path, ...], answered: tuple[Path, ...] = (), out: Path
-) -> None:
-    """Write requests that ``draftlab data make`` wrote in their order of arrival; with --answered, only those that have an answer in these files."""
-    from draftlab.data.prompts import Prompt
-    from draftlab.engine.answers import Answer
-    from draftlab.files.json_files import read_jsonl, write_jsonl
-
-    known = {answer.id for file in answered for answer in read_jsonl(file, Answer)}
-    requests = (p for file in prompts for p in read_jsonl(file, Prompt) if not answered or p.id in known)
-    print(f"{write_jsonl(out, streams.arrange(requests, stream))} requests")
 
 
 def answer(
@@ -125,7 +111,6 @@ VERBS: dict[str, str | Callable[..., None]] = {
     "record-pairs": "engine.recorded_pairs:record_file",
     "collect": "files.tables:join_tables",
     "token-view": "train.tokens:write_view",
-    "route": "data.routing:route",
     "figure": "report.figures.batch:draw_one",
     "figures": "report.figures.batch:draw_changed",
     "claims": claims,
@@ -138,7 +123,6 @@ VERBS: dict[str, str | Callable[..., None]] = {
     "data fetch": "data.sources:fetch",
     "data make": "data.splits:make_from",
     "data check": "data.check:check_file",
-    "data stream": data_stream,
     "data classify": "data.classify:classify_file",
     "package": "files.packages:package",
     "pretrain tokenizer": "train.pretrain:make_tokenizer",

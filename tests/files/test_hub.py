@@ -172,16 +172,24 @@ def test_pickled_weights_are_fetched_only_where_there_are_no_others(tmp_path: Pa
         assert not any("pytorch_model" in request.path for request in hub.requests)
 
 
-@pytest.mark.parametrize("verb", ["classify", "route"])
-def test_the_classifier_offline_is_one_line(verb: str, tmp_path: Path) -> None:
+def test_the_classifier_offline_is_one_line(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "p.jsonl", [Prompt("0", "arena", "train", "hello")])
-    words = {
-        "classify": ["data", "classify", "--prompts", "p.jsonl", "--label", "topic"],
-        "route": ["route", "--stream", "p.jsonl", "--train", "p.jsonl"],
-    }
-    options = ["--method", "hub", "--model", "owner/topics@abc", "--out", "o", "--report", "r"]
+    options = [
+        "--prompts",
+        "p.jsonl",
+        "--label",
+        "topic",
+        "--method",
+        "hub",
+        "--model",
+        "owner/topics@abc",
+        "--out",
+        "o",
+        "--report",
+        "r",
+    ]
     done = subprocess.run(
-        [sys.executable, "-m", "draftlab", *words[verb], *options],
+        [sys.executable, "-m", "draftlab", "data", "classify", *options],
         env=os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT / "src")},
         cwd=tmp_path,
         capture_output=True,

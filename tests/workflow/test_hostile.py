@@ -270,7 +270,6 @@ ENTRY_POINTS = {
     "pairs": "record-pairs --target models/target --draft models/draft --prompts prompts.jsonl --positions 4 --max-new-tokens 4 --out out",
     "check": f"{CHECK} --tokenizer models/target",
     "classify": CLASSIFY,
-    "route": "route --stream prompts.jsonl --train prompts.jsonl --method hub --model models/target --out q --report r",
 }
 
 

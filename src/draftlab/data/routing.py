@@ -10,15 +10,13 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from numpy.random import Generator
 
-from draftlab.data.classify import UNKNOWN, Classifier, Method, classifier_of
+from draftlab.data.classify import UNKNOWN, Classifier
 from draftlab.data.prompts import Prompt
 from draftlab.errors import UserError
-from draftlab.files.json_files import read_jsonl, write_json, write_jsonl
 
 
 def routed(stream: Sequence[Prompt], classifier: Classifier) -> tuple[list[Prompt], dict[str, Any]]:
@@ -70,21 +68,3 @@ def by_route(routes: Iterable[str]) -> dict[str, list[int]]:
     for position, route in enumerate(routes):
         positions.setdefault(route, []).append(position)
     return positions
-
-
-def route(
-    *,
-    stream: Path,
-    train: Path,
-    method: Method,
-    model: str | None = None,
-    device: str = "cpu",
-    out: Path,
-    report: Path,
-) -> None:
-    """Classify each request of a stream as it arrives, and report how often the class is correct."""
-    classifier = classifier_of(method, "group", read_jsonl(train, Prompt), model, device)
-    marked, facts = routed(list(read_jsonl(stream, Prompt)), classifier)
-    write_jsonl(out, marked)
-    write_json(report, {"method": method, **facts})
-    print(f"{facts['correct']} of {facts['requests']} requests go to their class")
