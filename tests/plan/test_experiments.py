@@ -163,6 +163,7 @@ def test_a_raw_file_that_the_system_refuses_is_named(monkeypatch):
 
 FIXED = {"epochs": 1, "batch": 8, "learning_rate": 0.1}
 STREAMED = {"of": ["spider"], "learning_rate": 0.1, "batch": 8, "update_interval": 8}
+REQUESTS = {"requests": 1, "max_new_tokens": 4, "draft_len": 3}
 LATENCY = {"alpha": [0.5], "draft_len": [3], "blocks": 1, "rounds": 1}
 LIVE = {"num_drafts": [2], "draft_temperature": [1.0], "draft_len": 4, "requests": 1, "batch": 1, "max_new_tokens": 1}
 NO_AXIS = "an axis is a list of values or a mapping from names to settings, with at least one entry"
@@ -213,6 +214,34 @@ def test_a_wrong_yaml_is_refused_with_the_allowed_values(tmp_path, change, messa
     with pytest.raises(UserError, match=message) as caught:
         plan.load_experiment(write(tmp_path, **change))
     assert re.match(r".*osd_test\.yaml:[1-9]\d*: ", str(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("stage", "fixed", "line", "message"),
+    [
+        ("offline", FIXED | {"draft": "drat"}, True, r"unknown draft 'drat' \(drafts of pair main at scale smoke: draft, "),
+        ("offline", FIXED | {"pair": "mian"}, True, r"unknown pair 'mian' \(pairs of scale smoke: main, multidraft, t5\)"),
+        ("latency_requests", REQUESTS | {"contenders": ["before", "drat"]}, True, "'drat'"),
+        ("latency_update", {"draft_model": "drat", "blocks": 1}, True, "unknown draft 'drat'"),
+        ("live", LIVE | {"schemes": ["k_seq"], "pair": "multi"}, True, "unknown pair 'multi'"),
+        ("offline", FIXED, False, "dataset is missing .add it: spider, gsm8k"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("own", [{}, {"target": "me/mine"}])
+def test_a_cell_without_its_models_or_dataset_is_refused_before_any_job(tmp_path, stage, fixed, line, message, own):
+    copy = shutil.copytree(WORKFLOW, tmp_path / "workflow")
+    axes = {"sample_source": ["teacher"]} if stage == "offline" else {}
+    axes |= {"dataset": ["spider"]} if line and stage in ("offline", "latency_requests") else {}
+    path = write(copy / "experiments", stage=stage, axes=axes, fixed=fixed)
+    with pytest.raises(UserError, match=message) as caught:
+        plan.load_run({"scale": "smoke", "experiments": "osd_test"} | own, copy)
+    assert str(caught.value).startswith(f"{path}:") or not line
+    plan.load_run({"scale": "smoke", "experiments": "osd_offline"}, copy)
+
+
+@pytest.mark.parametrize("scale", plan.scale.SCALES)
+def test_every_experiment_of_a_scale_has_its_models_and_datasets(scale):
+    assert plan.load_run({"scale": scale, "experiments": "all"}, WORKFLOW).experiments
 
 
 @pytest.mark.parametrize(

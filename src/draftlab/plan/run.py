@@ -22,12 +22,13 @@ from draftlab.files.weights import is_gguf
 from draftlab.files.yaml_files import Place, read_yaml
 from draftlab.latency.settings import Engine
 from draftlab.plan.config import DIGESTS, RunConfig, check_files
-from draftlab.plan.experiment import Experiment, check_datasets, load_experiment
+from draftlab.plan.experiment import Experiment, check_datasets, load_experiment, place
 from draftlab.plan.grids import validated
 from draftlab.plan.scale import MAIN, Pair, Scale, ScaleSettings
 from draftlab.stages import STAGES
 from draftlab.stages._places import Places
 from draftlab.stages._stage import NoInputs, Variant, cell_file
+from draftlab.stages.latency_requests import BEFORE, DISTILLED
 from draftlab.stages.latency_requests import Settings as Requests
 from draftlab.train.settings import Training
 
@@ -200,6 +201,8 @@ def load_run(config: Mapping[str, Any], workflow: Path) -> Run:
         every[name] = every[name].at(run.scale, size, path)
     at_scale = {name: experiment for name, experiment in every.items() if run.scale in experiment.scales}
     chosen = _choose(run, every, at_scale, settings)
+    for name in chosen:
+        _check_models(at_scale[name], run, settings, place(workflow / "experiments" / f"{name}.yaml", run.scale))
     return Run(
         name=run.name or run.default_name,
         config=run,
@@ -352,6 +355,26 @@ def _choose(
     return names
 
 
+def _check_models(experiment: Experiment, run: RunConfig, settings: ScaleSettings, where: Place) -> None:
+    """Check that the scale has the pair and the drafts of each cell, and that a draft that learns has a dataset."""
+    cells = experiment.cells(run.scale, datasets=["prompts"] if run.dataset else None)
+    for asked in (variant.settings for variants in cells.values() for variant in variants):
+        pair = getattr(asked, "pair", MAIN)
+        if pair not in settings.pairs:
+            remedy = f"pairs of scale {run.scale}: {', '.join(settings.pairs)}"
+            raise where.error(f"unknown pair {pair!r}", ["pair", pair], remedy=remedy)
+        known = settings.pairs[pair].drafts
+        timed = [name for name in getattr(asked, "contenders", []) if name not in (BEFORE, DISTILLED)]
+        for name in [*getattr(asked, "drafts_opened", [getattr(asked, "role", "")]), *timed]:
+            if name and name not in known:
+                remedy = f"drafts of pair {pair} at scale {run.scale}: {', '.join(known)}"
+                raise where.error(f"unknown draft {name!r}", [name], remedy=remedy)
+        if isinstance(asked, Training) and "" in asked.datasets:
+            raise where.error(
+                "dataset is missing", ["dataset"], remedy=f"add it: {', '.join(settings.datasets_of(pair))}"
+            )
+
+
 def _answers(variant: Variant) -> bool:
     """Whether a variant shows what adaptation does: it has the original draft, or distils the draft that is kept and timed."""
     method = variant.labels.get("method")
@@ -363,7 +386,8 @@ def _has_other_models(experiment: Experiment, run: RunConfig, settings: ScaleSet
     variants = (variant for cell in experiment.cells(run.scale).values() for variant in cell)
     trainings = [variant.settings for variant in variants if isinstance(variant.settings, Training)]
     return any(
-        settings.pairs[training.pair].target.family != "llama" or training.drafts_opened != ["draft"]
+        (training.pair in settings.pairs and settings.pairs[training.pair].target.family != "llama")
+        or training.drafts_opened != ["draft"]
         for training in trainings
     )
 
