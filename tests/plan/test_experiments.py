@@ -66,6 +66,11 @@ def test_the_guides_verifier_is_lossless_and_its_experiment_is_one(tmp_path):
     with pytest.raises(UserError, match="not 'last'"):  # which no registry holds
         plan.load_experiment(path)
     path.write_text(text.replace("[last,", "[rrs,"), encoding="utf-8")
+    with pytest.raises(
+        UserError, match=r"yaml:6: no rows with scheme last .the scales of this file have rrs, single, "
+    ):
+        plan.load_experiment(path)
+    path.write_text(re.sub("scheme: last|last(?=,)", lambda old: old[0].replace("last", "rrs"), text), encoding="utf-8")
     experiment = plan.load_experiment(path)
     assert experiment.compared == ["num_drafts", "draft_temperature", "schemes"]
 
@@ -836,10 +841,65 @@ def test_a_run_on_your_own_prompts_does_what_answers_for_them_and_no_more(tmp_pa
         ({"measure": "speed"}, r":\d+: unknown measure 'speed' of offline \(allowed: alpha, "),
         ({"measure": "alpha", "also": [{"measure": "no"}]}, "unknown measure 'no' of offline"),
         ({"measure": "alpha", "x": "epcoh"}, r":\d+: no column 'epcoh' in the table of offline \(there are "),
-        ({"measure": "alpha", "panel": "at {tmp}"}, "no column 'tmp'"),
+        ({"measure": "alpha", "panel": "at {tmp}"}, r":\d+: unknown placeholder {tmp} \(allowed: {dataset}, "),
+        ({"measure": "alpha", "facts": ["at {tmp:g}"]}, r":\d+: unknown placeholder {tmp:g}"),
+        ({"measure": "alpha", "series": "at {method"}, r":\d+: expected '}' before end of string: 'at {method'"),
+        ({"measure": "alpha", "where": {"method": "fd"}}, r":\d+: no rows with method fd \(.* have ft\)"),
+        ({"measure": "alpha", "series": "method", "order": ["fd"]}, "no rows with method fd"),
         ({}, "give a measure of the stage, or the columns above"),
     ],
 )
 def test_a_figure_names_columns_and_measures_of_its_stage(tmp_path, figure, message):
     with pytest.raises(UserError, match=message):
         plan.load_experiment(write(tmp_path, figure={"curves": {"x": "epoch", "xlabel": "x"} | figure}))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"left": {"metod": "ft"}}, r":\d+: no column 'metod' in the table of offline"),
+        ({"right": {"metod": "ft"}}, "no column 'metod'"),
+        ({"each": ["datset"]}, r":\d+: no column 'datset'"),
+        ({"best": ["metod"]}, "no column 'metod'"),
+        ({"left": {"method": ["ft", "fd"]}}, r":\d+: no rows with method fd \(the scales of this file have ft\)"),
+        ({"right": {"dataset": "spidr"}}, "no rows with dataset spidr"),
+        ({"more": "by {gapp}"}, r":\d+: unknown placeholder {gapp} \(allowed: {gap}, "),
+        ({"level": "by {gap:.2f}"}, "unknown placeholder {gap:.2f}"),
+        ({"less": "{best} is best"}, "unknown placeholder {best}"),
+        ({"more": "by {}"}, "unknown placeholder {}"),
+        ({"more": "by {gap"}, r":\d+: expected '}' before end of string: 'by {gap' \(write {{ and }} for braces\)"),
+        ({"more": "by gap}"}, "Single '}' encountered"),
+    ],
+)
+def test_a_finding_names_columns_values_and_placeholders_that_exist(tmp_path, change, message):
+    right = {"left": {"method": "ft", "window": [0.8, 1]}, "each": ["dataset"], "more": "{gap} {{", "level": "{each}"}
+    assert plan.load_experiment(write(tmp_path, finding=[right, right | {"best": ["method"], "level": "{best}"}]))
+    with pytest.raises(UserError, match=message):
+        plan.load_experiment(write(tmp_path, finding=[right, right | change]))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rows": ["datset"]}, r":\d+: no column 'datset'"),
+        ({"columns": ["metod"]}, "no column 'metod'"),
+        ({"where": {"metod": "ft"}}, "no column 'metod'"),
+        ({"where": {"method": "fd"}}, "no rows with method fd"),
+    ],
+)
+def test_a_layout_names_columns_and_values_that_exist(tmp_path, change, message):
+    with pytest.raises(UserError, match=message):
+        plan.load_experiment(write(tmp_path, layout={"rows": ["dataset"]} | change))
+
+
+def test_values_that_a_file_does_not_set_are_not_judged(tmp_path):
+    """A number is compared as a number; a view may rename values, and a column of the stage may have any."""
+    axes = {"dataset": ["spider"], "temperature": [0, 1]}
+    finding = {"left": {"temperature": "1.0", "epoch": 7}, "more": "", "level": ""}
+    fixed = FIXED | {"sample_source": "teacher"}
+    assert plan.load_experiment(write(tmp_path, axes=axes, fixed=fixed, finding=finding))
+    assert plan.load_experiment(write(tmp_path, axes=axes, fixed=fixed, finding=finding, view="budgets"))
+    finding["left"]["temperature"] = 2
+    with pytest.raises(UserError, match="no rows with temperature 2"):
+        plan.load_experiment(write(tmp_path, axes=axes, fixed=fixed, finding=finding))
+    assert plan.load_experiment(write(tmp_path, axes=axes, fixed=fixed, finding=finding, view="budgets"))
