@@ -863,6 +863,7 @@ def test_a_figure_names_columns_and_measures_of_its_stage(tmp_path, figure, mess
         ({"best": ["metod"]}, "no column 'metod'"),
         ({"left": {"method": ["ft", "fd"]}}, r":\d+: no rows with method fd \(the scales of this file have ft\)"),
         ({"right": {"dataset": "spidr"}}, "no rows with dataset spidr"),
+        ({"left": {"window": [0.8, 1.0]}}, r":\d+: no column 'stream_index'"),
         ({"more": "by {gapp}"}, r":\d+: unknown placeholder {gapp} \(allowed: {gap}, "),
         ({"level": "by {gap:.2f}"}, "unknown placeholder {gap:.2f}"),
         ({"less": "{best} is best"}, "unknown placeholder {best}"),
@@ -872,7 +873,7 @@ def test_a_figure_names_columns_and_measures_of_its_stage(tmp_path, figure, mess
     ],
 )
 def test_a_finding_names_columns_values_and_placeholders_that_exist(tmp_path, change, message):
-    right = {"left": {"method": "ft", "window": [0.8, 1]}, "each": ["dataset"], "more": "{gap} {{", "level": "{each}"}
+    right = {"left": {"method": "ft"}, "each": ["dataset"], "more": "{gap} {{", "level": "{each}"}
     assert plan.load_experiment(write(tmp_path, finding=[right, right | {"best": ["method"], "level": "{best}"}]))
     with pytest.raises(UserError, match=message):
         plan.load_experiment(write(tmp_path, finding=[right, right | change]))
@@ -885,6 +886,7 @@ def test_a_finding_names_columns_values_and_placeholders_that_exist(tmp_path, ch
         ({"columns": ["metod"]}, "no column 'metod'"),
         ({"where": {"metod": "ft"}}, "no column 'metod'"),
         ({"where": {"method": "fd"}}, "no rows with method fd"),
+        ({"window": [0.8, 1.0]}, "no column 'stream_index'"),
     ],
 )
 def test_a_layout_names_columns_and_values_that_exist(tmp_path, change, message):

@@ -219,14 +219,16 @@ def _check_shown(experiment: Experiment, variants: Sequence[Variant], where: Pla
     for text in experiment.figure.texts if experiment.figure else []:
         _check_text(text, columns, ["figure", text], where, formats=True)
     selected = _selected(experiment)
-    named = [(key, name) for key, filters in selected for name in filters if name != "window"]
+    named = [(key, name) for key, filters in selected for name in filters]
     named += [("finding", name) for finding in experiment.finding for name in [*finding.each, *finding.best]]
     layout, figure = experiment.layout, experiment.figure
     named += [("layout", name) for name in ([*layout.rows, *layout.columns] if layout else [])]
+    named += [("layout", "window")] if layout and layout.window else []
     named += [("figure", name) for name in (figure.columns if figure else [])]
     for key, name in named:
-        if name not in columns and name not in stage.settings.model_fields:
-            what, remedy = f"no column {name!r} in the table of {experiment.stage}", f"there are {', '.join(columns)}"
+        column = "stream_index" if name == "window" else name
+        if column not in columns and column not in stage.settings.model_fields:
+            what, remedy = f"no column {column!r} in the table of {experiment.stage}", f"there are {', '.join(columns)}"
             raise where.error(what, [key, name], remedy=remedy)
     if curves and curves.series and curves.order:
         selected.append(("figure", {curves.series: curves.order}))
