@@ -695,6 +695,30 @@ def test_a_scale_that_extends_itself_is_refused(tmp_path):
         plan.load_run({"scale": "smollm2"}, tmp_path / "workflow")
 
 
+def test_a_scale_that_extends_none_or_names_no_model_is_refused(tmp_path):
+    shutil.copytree(WORKFLOW, tmp_path / "workflow")
+    path = tmp_path / "workflow/scales/smollm2.yaml"
+    path.write_text("data: {}\nextends: smok\n")
+    with pytest.raises(
+        UserError, match=r"smollm2.yaml:2: extends: no scale named 'smok' \(allowed: calibration, .*smoke, "
+    ):
+        plan.load_run({"scale": "smollm2"}, tmp_path / "workflow")
+    sizes = "experiments: {osd_speedup_theory: {}, osd_offline: {fixed: {batch: 1, learning_rate: 1}}}"
+    path.write_text(f"extends: smoke\npairs: {{main: {{target: {{model: empty}}}}}}\n{sizes}\n")
+    run = plan.load_run({"scale": "smollm2", "experiments": "osd_offline"}, tmp_path / "workflow")
+    with pytest.raises(UserError, match=r"scales/smollm2.yaml: pairs.main.target: no config.json in empty"):
+        run.check_data()
+    plan.load_run({"scale": "smollm2", "experiments": "osd_speedup_theory"}, tmp_path / "workflow").check_data()
+    path = path.rename(path.with_name("calibration.yaml"))
+    path.write_text("extends: smoke\n")
+    with pytest.raises(
+        UserError, match=r"scale calibration has no experiment to run \(add some to `experiments:` of workflow"
+    ):
+        plan.load_run({"scale": "calibration"}, tmp_path / "workflow")
+    path.write_text("extends: smoke\nexperiments: {osd_speedup_theory: {}}\n")
+    assert list(plan.load_run({"scale": "calibration"}, tmp_path / "workflow").experiments) == ["osd_speedup_theory"]
+
+
 @pytest.mark.parametrize("stem", ["claims", "claims_related"])
 def test_an_experiment_is_not_named_like_the_ledger(tmp_path, stem):
     file = shutil.copyfile(WORKFLOW / "experiments/mdss_region.yaml", tmp_path / f"{stem}.yaml")

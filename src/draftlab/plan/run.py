@@ -74,17 +74,19 @@ class Run(Settings):
         return sources.content_of(dataset, split, self.settings.data.source, raw, DIGESTS)
 
     def check_data(self) -> None:
-        """Read the user's raw files that the cells need, so that a missing or unreadable one is refused before any job starts."""
-        if self.raw_folder is None:
-            return
+        """Check the models and read the user's raw files that the cells need, so that a wrong one is refused before any job starts."""
+        pairs: set[str] = set()
         needed: set[Dataset] = set()
         for file in {file for name in self.experiments for cell in self.cells(name) for file in self.reads(name, cell)}:
             kind, *rest = Path(file).relative_to(self.folder).parts
             if kind in self.settings.pairs:  # its tokenizer reads the prompts of every dataset of the pair
+                pairs.add(kind)
                 needed.update(self.settings.datasets_of(kind))
             elif kind == "data":
                 needed.add(rest[0])
-        for dataset in sorted(needed):
+        models = {key: name for key, name in self.settings.named_models.items() if key.split(".")[1] in pairs}
+        check_files({}, models, WORKFLOW / "scales" / f"{self.scale}.yaml")
+        for dataset in sorted(needed) if self.raw_folder else ():
             try:
                 for split in sources.SPLITS:
                     self.content_of(dataset, split)
@@ -201,6 +203,9 @@ def load_run(config: Mapping[str, Any], workflow: Path) -> Run:
         every[name] = every[name].at(run.scale, size, path)
     at_scale = {name: experiment for name, experiment in every.items() if run.scale in experiment.scales}
     chosen = _choose(run, every, at_scale, settings)
+    if not chosen:
+        remedy = f"add some to `experiments:` of workflow/scales/{run.scale}.yaml, or name one with experiments=NAME"
+        raise UserError(f"scale {run.scale} has no experiment to run", file="--config", remedy=remedy)
     for name in chosen:
         _check_models(at_scale[name], run, settings, place(workflow / "experiments" / f"{name}.yaml", run.scale))
     return Run(
@@ -232,6 +237,9 @@ def _read_scale(path: Path, above: tuple[Path, ...] = ()) -> Any:
     if not isinstance(values, dict) or "extends" not in values:
         return values
     base = path.with_name(f"{values.pop('extends')}.yaml")
+    if not base.is_file():
+        scales = ", ".join(sorted(file.stem for file in path.parent.glob("*.yaml")))
+        raise Place(path).error(f"extends: no scale named {base.stem!r}", ["extends"], remedy=f"allowed: {scales}")
     if base in (path, *above):
         raise UserError(f"extends: {base.stem} extends itself", file=path, remedy="name another scale")
     return _merged(_read_scale(base, (path, *above)), values)
