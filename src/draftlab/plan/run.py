@@ -84,15 +84,15 @@ class Run(Settings):
                 needed.update(self.settings.datasets_of(kind))
             elif kind == "data":
                 needed.add(rest[0])
-        models = {key: name for key, name in self.settings.named_models.items() if key.split(".")[1] in pairs}
+        models = {key: model for key, model in self.settings.named_models.items() if key.split(".")[1] in pairs}
         check_files({}, models, WORKFLOW / "scales" / f"{self.scale}.yaml")
         for dataset in sorted(needed) if self.raw_folder else ():
             try:
                 for split in sources.SPLITS:
                     self.content_of(dataset, split)
             except OSError as error:
-                file = error.filename or self.raw_folder
-                raise UserError(str(error.strerror), file=file, remedy="make it readable") from None
+                where = error.filename or self.raw_folder
+                raise UserError(str(error.strerror), file=where, remedy="make it readable") from None
 
     def of_stage(self, *stages: str) -> list[str]:
         """Names of the experiments of these stages at the scale."""
@@ -204,7 +204,8 @@ def load_run(config: Mapping[str, Any], workflow: Path) -> Run:
     at_scale = {name: experiment for name, experiment in every.items() if run.scale in experiment.scales}
     chosen = _choose(run, every, at_scale, settings)
     if not chosen:
-        remedy = f"add some to `experiments:` of workflow/scales/{run.scale}.yaml, or name one with experiments=NAME"
+        remedy = f"add some to `experiments:` of workflow/scales/{run.scale}.yaml"
+        remedy = f"name one of {', '.join(at_scale)} as experiments=NAME" if at_scale else remedy
         raise UserError(f"scale {run.scale} has no experiment to run", file="--config", remedy=remedy)
     for name in chosen:
         _check_models(at_scale[name], run, settings, place(workflow / "experiments" / f"{name}.yaml", run.scale))
