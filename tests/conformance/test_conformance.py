@@ -523,6 +523,84 @@ def test_an_error_in_one_s_own_verifier_names_its_line(tmp_path: Path, monkeypat
     assert (error.value.file, error.value.line) == (str(tmp_path / f"{module}.py"), 2)
 
 
+OWN = """\
+import torch
+from draftlab.core.verify.path import PathDecision, PathVerifier
+from draftlab.core.verify.single import single
+from draftlab.core.verify.token import Decision, TokenVerifier
+from draftlab.core.verify.tree import TreeVerifier
+
+def decide(target_probs, draft_probs, tokens):
+    right = single.decide(target_probs, draft_probs, tokens)
+    {body}
+
+mine = TokenVerifier("mine", "{drafting}", decide)
+path = PathVerifier("path", lambda *given: None)
+tree = TreeVerifier("tree", "{drafting}", lambda *given: None)
+
+def nothing(target_probs, draft_probs, tokens):
+    pass
+
+def samples():
+    yield 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("return 1 / 0", r"py:9: .*mine raised ZeroDivisionError: division by zero"),
+        ("return right.accept", r"mine: decide returned torch.float64 of shape \(1, 1\) \(return a Decision"),
+        ("return None", "mine: decide returned NoneType"),
+        ("return Decision(right.accept.float(), right.residual)", r"accept is torch.float32 .*give torch.float64 of"),
+        ("return Decision(right.accept[:, 0], right.residual)", r"accept is torch.float64 of shape \(1,\) .*\(1, 1\)"),
+        ("return Decision(right.accept, lambda rows: right.residual(rows)[:, 0])", r"residual is .*\(give .* \(1, 4\)"),
+        ("return Decision(right.accept, lambda rows: None)", "residual is NoneType"),
+    ],
+)
+def test_one_s_own_verifier_is_told_what_it_returned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        verify_lossless(verifier=_own(tmp_path, monkeypatch, body), num_drafts=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [("path", "distribution"), ("tree", "distribution"), ("nothing", "distribution"), ("samples", "samples")],
+)
+def test_what_cannot_be_used_is_blamed_on_its_object(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, form: command.Form
+) -> None:
+    spec = _own(tmp_path, monkeypatch, "return right").replace(":mine", f":{name}")
+    with pytest.raises(UserError, match=rf"{spec} returned something unusable: \w+Error: "):
+        verify_lossless(verifier=spec, form=form)
+
+
+def test_a_right_verifier_of_one_s_own_passes_and_an_unknown_drafting_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verify_lossless(verifier=_own(tmp_path, monkeypatch, "return right"), num_drafts=1, max_samples=500)
+    with pytest.raises(UserError, match=r"verifier mine: unknown drafting 'idd' \(allowed: iid, independent, "):
+        verify_lossless(verifier=_own(tmp_path, monkeypatch, "return right", "idd"))
+    with pytest.raises(UserError, match="verifier tree: unknown drafting 'idd'"):
+        dataclasses.replace(traversal, name="tree", drafting="idd")  # type: ignore[arg-type]
+
+
+def _own(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str, drafting: str = "iid") -> str:
+    """A module with verifiers of one's own, and the name of one of them."""
+    module = f"own_{folder.name}_{drafting}"
+    (folder / f"{module}.py").write_text(OWN.format(body=body, drafting=drafting))
+    monkeypatch.syspath_prepend(folder)
+    return f"{module}:mine"
+
+
+def test_a_failure_of_a_built_in_verifier_is_not_the_user_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(VERIFIERS, "single", dataclasses.replace(single, decide=lambda *given: None))  # type: ignore[arg-type]
+    with pytest.raises(AttributeError):
+        verify_lossless(verifier="single")
+
+
 def test_command_on_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = sample_file(tmp_path, 500)
     command.run_on_file(path, Budget())

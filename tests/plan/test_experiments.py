@@ -66,6 +66,11 @@ def test_the_guides_verifier_is_lossless_and_its_experiment_is_one(tmp_path):
     with pytest.raises(UserError, match="not 'last'"):  # which no registry holds
         plan.load_experiment(path)
     path.write_text(text.replace("[last,", "[rrs,"), encoding="utf-8")
+    with pytest.raises(
+        UserError, match=r"yaml:6: no rows with scheme last .the scales of this file have rrs, single, "
+    ):
+        plan.load_experiment(path)
+    path.write_text(re.sub("scheme: last|last(?=,)", lambda old: old[0].replace("last", "rrs"), text), encoding="utf-8")
     experiment = plan.load_experiment(path)
     assert experiment.compared == ["num_drafts", "draft_temperature", "schemes"]
 
@@ -176,6 +181,7 @@ def test_a_raw_file_that_the_system_refuses_is_named(monkeypatch):
 
 FIXED = {"epochs": 1, "batch": 8, "learning_rate": 0.1}
 STREAMED = {"of": ["spider"], "learning_rate": 0.1, "batch": 8, "update_interval": 8}
+REQUESTS = {"requests": 1, "max_new_tokens": 4, "draft_len": 3}
 LATENCY = {"alpha": [0.5], "draft_len": [3], "blocks": 1, "rounds": 1}
 LIVE = {"num_drafts": [2], "draft_temperature": [1.0], "draft_len": 4, "requests": 1, "batch": 1, "max_new_tokens": 1}
 NO_AXIS = "an axis is a list of values or a mapping from names to settings, with at least one entry"
@@ -226,6 +232,34 @@ def test_a_wrong_yaml_is_refused_with_the_allowed_values(tmp_path, change, messa
     with pytest.raises(UserError, match=message) as caught:
         plan.load_experiment(write(tmp_path, **change))
     assert re.match(r".*osd_test\.yaml:[1-9]\d*: ", str(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("stage", "fixed", "line", "message"),
+    [
+        ("offline", FIXED | {"draft": "drat"}, True, r"unknown draft 'drat' \(drafts of pair main at scale smoke: draft, "),
+        ("offline", FIXED | {"pair": "mian"}, True, r"unknown pair 'mian' \(pairs of scale smoke: main, multidraft, t5\)"),
+        ("latency_requests", REQUESTS | {"contenders": ["before", "drat"]}, True, "'drat'"),
+        ("latency_update", {"draft_model": "drat", "blocks": 1}, True, "unknown draft 'drat'"),
+        ("live", LIVE | {"schemes": ["k_seq"], "pair": "multi"}, True, "unknown pair 'multi'"),
+        ("offline", FIXED, False, "dataset is missing .add it: spider, gsm8k"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("own", [{}, {"target": "me/mine"}])
+def test_a_cell_without_its_models_or_dataset_is_refused_before_any_job(tmp_path, stage, fixed, line, message, own):
+    copy = shutil.copytree(WORKFLOW, tmp_path / "workflow")
+    axes = {"sample_source": ["teacher"]} if stage == "offline" else {}
+    axes |= {"dataset": ["spider"]} if line and stage in ("offline", "latency_requests") else {}
+    path = write(copy / "experiments", stage=stage, axes=axes, fixed=fixed)
+    with pytest.raises(UserError, match=message) as caught:
+        plan.load_run({"scale": "smoke", "experiments": "osd_test"} | own, copy)
+    assert str(caught.value).startswith(f"{path}:") or not line
+    plan.load_run({"scale": "smoke", "experiments": "osd_offline"}, copy)
+
+
+@pytest.mark.parametrize("scale", plan.scale.SCALES)
+def test_every_experiment_of_a_scale_has_its_models_and_datasets(scale):
+    assert plan.load_run({"scale": scale, "experiments": "all"}, WORKFLOW).experiments
 
 
 @pytest.mark.parametrize(
@@ -674,6 +708,30 @@ def test_a_scale_that_extends_itself_is_refused(tmp_path):
         plan.load_run({"scale": "smollm2"}, tmp_path / "workflow")
 
 
+def test_a_scale_that_extends_none_or_names_no_model_is_refused(tmp_path):
+    shutil.copytree(WORKFLOW, tmp_path / "workflow")
+    path = tmp_path / "workflow/scales/smollm2.yaml"
+    path.write_text("data: {}\nextends: smok\n")
+    with pytest.raises(
+        UserError, match=r"smollm2.yaml:2: extends: no scale named 'smok' \(allowed: calibration, .*smoke, "
+    ):
+        plan.load_run({"scale": "smollm2"}, tmp_path / "workflow")
+    sizes = "experiments: {osd_speedup_theory: {}, osd_offline: {fixed: {batch: 1, learning_rate: 1}}}"
+    path.write_text(f"extends: smoke\npairs: {{main: {{target: {{model: empty}}}}}}\n{sizes}\n")
+    run = plan.load_run({"scale": "smollm2", "experiments": "osd_offline"}, tmp_path / "workflow")
+    with pytest.raises(UserError, match=r"scales/smollm2.yaml: pairs.main.target: no config.json in empty"):
+        run.check_data()
+    plan.load_run({"scale": "smollm2", "experiments": "osd_speedup_theory"}, tmp_path / "workflow").check_data()
+    path = path.rename(path.with_name("calibration.yaml"))
+    path.write_text("extends: smoke\n")
+    with pytest.raises(
+        UserError, match=r"scale calibration has no experiment to run \(add some to `experiments:` of workflow"
+    ):
+        plan.load_run({"scale": "calibration"}, tmp_path / "workflow")
+    path.write_text("extends: smoke\nexperiments: {osd_speedup_theory: {}}\n")
+    assert list(plan.load_run({"scale": "calibration"}, tmp_path / "workflow").experiments) == ["osd_speedup_theory"]
+
+
 @pytest.mark.parametrize("stem", ["claims", "claims_related"])
 def test_an_experiment_is_not_named_like_the_ledger(tmp_path, stem):
     file = shutil.copyfile(WORKFLOW / "experiments/mdss_region.yaml", tmp_path / f"{stem}.yaml")
@@ -820,10 +878,67 @@ def test_a_run_on_your_own_prompts_does_what_answers_for_them_and_no_more(tmp_pa
         ({"measure": "speed"}, r":\d+: unknown measure 'speed' of offline \(allowed: alpha, "),
         ({"measure": "alpha", "also": [{"measure": "no"}]}, "unknown measure 'no' of offline"),
         ({"measure": "alpha", "x": "epcoh"}, r":\d+: no column 'epcoh' in the table of offline \(there are "),
-        ({"measure": "alpha", "panel": "at {tmp}"}, "no column 'tmp'"),
+        ({"measure": "alpha", "panel": "at {tmp}"}, r":\d+: unknown placeholder {tmp} \(allowed: {dataset}, "),
+        ({"measure": "alpha", "facts": ["at {tmp:g}"]}, r":\d+: unknown placeholder {tmp:g}"),
+        ({"measure": "alpha", "series": "at {method"}, r":\d+: expected '}' before end of string: 'at {method'"),
+        ({"measure": "alpha", "where": {"method": "fd"}}, r":\d+: no rows with method fd \(.* have ft\)"),
+        ({"measure": "alpha", "series": "method", "order": ["fd"]}, "no rows with method fd"),
         ({}, "give a measure of the stage, or the columns above"),
     ],
 )
 def test_a_figure_names_columns_and_measures_of_its_stage(tmp_path, figure, message):
     with pytest.raises(UserError, match=message):
         plan.load_experiment(write(tmp_path, figure={"curves": {"x": "epoch", "xlabel": "x"} | figure}))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"left": {"metod": "ft"}}, r":\d+: no column 'metod' in the table of offline"),
+        ({"right": {"metod": "ft"}}, "no column 'metod'"),
+        ({"each": ["datset"]}, r":\d+: no column 'datset'"),
+        ({"best": ["metod"]}, "no column 'metod'"),
+        ({"left": {"method": ["ft", "fd"]}}, r":\d+: no rows with method fd \(the scales of this file have ft\)"),
+        ({"right": {"dataset": "spidr"}}, "no rows with dataset spidr"),
+        ({"left": {"window": [0.8, 1.0]}}, r":\d+: no column 'stream_index'"),
+        ({"more": "by {gapp}"}, r":\d+: unknown placeholder {gapp} \(allowed: {gap}, "),
+        ({"level": "by {gap:.2f}"}, "unknown placeholder {gap:.2f}"),
+        ({"less": "{best} is best"}, "unknown placeholder {best}"),
+        ({"more": "by {}"}, "unknown placeholder {}"),
+        ({"more": "by {gap"}, r":\d+: expected '}' before end of string: 'by {gap' \(write {{ and }} for braces\)"),
+        ({"more": "by gap}"}, "Single '}' encountered"),
+    ],
+)
+def test_a_finding_names_columns_values_and_placeholders_that_exist(tmp_path, change, message):
+    right = {"left": {"method": "ft"}, "each": ["dataset"], "more": "{gap} {{", "level": "{each}"}
+    assert plan.load_experiment(write(tmp_path, finding=[right, right | {"best": ["method"], "level": "{best}"}]))
+    with pytest.raises(UserError, match=message):
+        plan.load_experiment(write(tmp_path, finding=[right, right | change]))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rows": ["datset"]}, r":\d+: no column 'datset'"),
+        ({"columns": ["metod"]}, "no column 'metod'"),
+        ({"where": {"metod": "ft"}}, "no column 'metod'"),
+        ({"where": {"method": "fd"}}, "no rows with method fd"),
+        ({"window": [0.8, 1.0]}, "no column 'stream_index'"),
+    ],
+)
+def test_a_layout_names_columns_and_values_that_exist(tmp_path, change, message):
+    with pytest.raises(UserError, match=message):
+        plan.load_experiment(write(tmp_path, layout={"rows": ["dataset"]} | change))
+
+
+def test_values_that_a_file_does_not_set_are_not_judged(tmp_path):
+    """A number is compared as a number; a view may rename values, and a column of the stage may have any."""
+    axes = {"dataset": ["spider"], "temperature": [0, 1]}
+    finding = {"left": {"temperature": "1.0", "epoch": 7}, "more": "", "level": ""}
+    fixed = FIXED | {"sample_source": "teacher"}
+    assert plan.load_experiment(write(tmp_path, axes=axes, fixed=fixed, finding=finding))
+    assert plan.load_experiment(write(tmp_path, axes=axes, fixed=fixed, finding=finding, view="budgets"))
+    finding["left"]["temperature"] = 2
+    with pytest.raises(UserError, match="no rows with temperature 2"):
+        plan.load_experiment(write(tmp_path, axes=axes, fixed=fixed, finding=finding))
+    assert plan.load_experiment(write(tmp_path, axes=axes, fixed=fixed, finding=finding, view="budgets"))

@@ -186,6 +186,26 @@ def test_a_figure_like_one_that_no_module_draws_is_refused(known, monkeypatch):
         figures.figure("osd_epochs", _table("osd_online"), "laptop", known)
 
 
+@pytest.mark.parametrize(
+    ("name", "block", "message"),
+    [
+        ("osd_epochs", {"figure": {"curves": {"where": {"epoch": 77}}}}, "osd_epochs.yaml: figure: no row of the table"),
+        ("osd_epochs", {"figure": {"curves": {"x": "dataset", "log_x": True}}}, "figure: x is dataset, which holds words"),
+        ("osd_epochs", {"figure": None, "layout": {"where": {"dataset": "nobody"}}}, "osd_epochs: no row of the table"),
+        ("mdss_target_temperature", {"figure": {"live": {"x": "scheme"}}}, "figure: x is scheme"),
+    ],
+)  # fmt: skip
+def test_a_figure_without_rows_or_numbers_is_refused(tmp_path, monkeypatch, name, block, message):
+    values = FILES[name].model_dump(include={"figure", "layout"}, exclude_none=True)
+    figure = block["figure"] and {form: values["figure"][form] | new for form, new in block["figure"].items()}
+    layout = plan.Layout.model_validate(values["layout"] | block.get("layout", {}))
+    changed = FILES[name].model_copy(update={"figure": figure and plan.Figure.model_validate(figure), "layout": layout})
+    monkeypatch.setattr(tidy, "plan_of", lambda _: changed)
+    TABLES[name]().to_csv(tmp_path / f"{name}.csv", index=False)
+    with pytest.raises(UserError, match=message):
+        batch.draw(name, tmp_path / f"{name}.csv", "laptop", tmp_path / "x")
+
+
 def test_a_table_without_an_experiment_is_refused(known, tmp_path):
     with pytest.raises(UserError, match="no layout for 'osd_nothing'"):
         figures.draw("osd_nothing", pd.DataFrame({"a": [1, 2]}), "laptop", known, tmp_path / "x")

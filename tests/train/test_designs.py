@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 
+from draftlab import plan
 from draftlab.core.losses import LOSSES
 from draftlab.engine.recording import on_head
 from draftlab.engine.settings import Recipe
@@ -12,6 +13,8 @@ from draftlab.engine.speculate import speculate
 from draftlab.errors import UserError
 from draftlab.models import load_model
 from draftlab.models.llama import Llama, LlamaConfig, columns_of
+from draftlab.plan import needs
+from draftlab.train import pretrain
 from draftlab.train.designs import frequent_tokens, project, prune, trim_head
 from draftlab.train.learning import losses_at
 from tests.pair import small_llama
@@ -45,6 +48,16 @@ def test_a_projected_embedding_keeps_the_distances_between_tokens():
     torch.testing.assert_close(ours / ours.mean(), its / its.mean(), atol=1e-3, rtol=1e-3)
     with pytest.raises(UserError, match="64 components"):
         project(target, dataclasses.replace(config, hidden_size=64), generator)
+
+
+def test_a_design_that_nothing_makes_is_refused(tmp_path):
+    small_llama(16, 0).save(tmp_path)
+    recipe = Recipe(design="pca", hidden=8, heads=1).model_copy(update={"design": "mine"})
+    with pytest.raises(UserError, match=r"nothing makes the design mine .add it to _untrained in train/pretrain.py"):
+        pretrain._untrained(recipe, 320, tmp_path)
+    pair = plan.load_run({"scale": "smoke"}, plan.WORKFLOW).settings.pairs["main"]
+    with pytest.raises(UserError, match=r"nothing sizes the design mine .add it to model_of in plan/needs.py"):
+        needs.model_of(pair.model_copy(update={"drafts": {"draft": recipe}}), "draft")
 
 
 def test_a_trimmed_head_renormalises_and_gives_all_others_nothing():

@@ -415,8 +415,52 @@ def test_a_checkpoint_of_another_architecture_is_left_aside(results, tmp_path, m
 
 
 def test_a_loss_that_is_no_number_ends_the_run_in_one_line(results, tmp_path):
-    with pytest.raises(UserError, match=r"the loss is (nan|inf).*lower learning_rate"):
+    with pytest.raises(
+        UserError, match=r"^toy teacher forward_kl, step \d+: the loss is (nan|inf).*lower learning_rate"
+    ):
         run(results, tmp_path, learning_rate=1e30, clip=0.0, epochs=3)
+
+
+def divides_by_zero(draft_logits, target_logits):
+    return draft_logits / (1 // 0)
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (
+            lambda draft, target: (draft - target).square().mean(),
+            r"returned shape \(\) \(return one number per position",
+        ),
+        (lambda draft, target: (draft - target).square(), r"returned shape \(\d+, \d+\)"),
+        (lambda draft, target: 1.0, "returned 1.0"),
+        (lambda draft, target: (draft - target).square().sum(-1).detach(), "has no gradient"),
+        (lambda draft: draft, "raised TypeError: .*takes 1 positional argument"),
+        (divides_by_zero, "raised ZeroDivisionError"),
+    ],
+)
+def test_a_wrong_loss_is_refused_by_its_name(results, monkeypatch, loss, message):
+    monkeypatch.setitem(learning.LOSSES, "forward_kl", loss)
+    with pytest.raises(UserError, match=f"loss forward_kl {message}") as caught:
+        learning.train(scene(results, target=False), range(8), 1, settings())
+    if loss is divides_by_zero:
+        assert (caught.value.file, caught.value.line) == (__file__, loss.__code__.co_firstlineno + 1)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (lambda *given: None, "sample source teacher returned NoneType"),
+        (lambda scene, asked, generator: sources.teacher(scene, asked[:4], generator), "returned 4 prompts and 4 answers"),
+        (lambda *given: dataclasses.replace(sources.teacher(*given), labels=torch.tensor([1])), "1 labels .*of the .* tokens"),
+        (sources.student, r"add its name to LIVE in train/sources.py"),
+        (lambda *given: given[0].target.answer_logits([], []), r"test_distill.py:\d+: sample source teacher raised Attr"),
+    ],
+)  # fmt: skip
+def test_a_wrong_sample_source_is_refused_by_its_name(results, monkeypatch, source, message):
+    monkeypatch.setitem(sources.SOURCES, "teacher", source)
+    with pytest.raises(UserError, match=message):
+        learning.train(scene(results, target=False), range(8), 1, settings())
 
 
 def test_a_draft_larger_than_the_target_is_refused(results, tmp_path):

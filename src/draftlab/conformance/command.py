@@ -10,6 +10,8 @@ import math
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +23,7 @@ from draftlab.conformance.sequential import samples_needed
 from draftlab.core.sampling import Drafting
 from draftlab.core.verify import VERIFIERS
 from draftlab.core.verify.path import PathVerifier
-from draftlab.core.verify.token import TokenVerifier
+from draftlab.core.verify.token import Decide, Decision, Rows, TokenVerifier
 from draftlab.core.verify.tree import TreeVerifier
 from draftlab.errors import UserError, first_line
 
@@ -42,8 +44,13 @@ def run(spec: str, form: Form, drafting: Drafting, num_drafts: int, budget: Budg
     if num_drafts < 1:
         raise UserError(f"num_drafts is {num_drafts}", remedy="draft at least 1 token")
     tested = _load(spec)
+    is_own = spec not in VERIFIERS
     if isinstance(tested, TokenVerifier | PathVerifier | TreeVerifier):
-        return _report(spec, check_verifier(tested, num_drafts, budget))
+        if is_own and isinstance(tested, TokenVerifier):
+            tested = replace(tested, decide=partial(_decide, spec, tested.decide))
+        with _blaming(spec) if is_own else contextlib.nullcontext():
+            result = check_verifier(tested, num_drafts, budget)
+        return _report(spec, result)
     _check_signature(tested, spec, form)
     with _blaming(spec):
         if form == "distribution":
@@ -56,9 +63,35 @@ def run(spec: str, form: Form, drafting: Drafting, num_drafts: int, budget: Budg
     _report(spec, result)
 
 
+def _decide(spec: str, decide: Decide, target: Tensor, draft: Tensor, tokens: Tensor) -> Decision:
+    """What a user's verifier decides, once it is known to be a decision."""
+    decision = decide(target, draft, tokens)
+    if not isinstance(decision, Decision):
+        raise UserError(f"{spec}: decide returned {_name(decision)}", remedy="return a Decision")
+    _check_table(f"{spec}: accept", decision.accept, tokens.shape)
+
+    def residual(rows: Rows) -> Tensor:
+        weights = decision.residual(rows)
+        _check_table(f"{spec}: residual", weights, target[rows].shape)
+        return weights
+
+    return Decision(decision.accept, residual)
+
+
+def _check_table(what: str, value: object, shape: torch.Size) -> None:
+    if not isinstance(value, Tensor) or value.shape != shape or value.dtype != torch.float64:
+        remedy = f"give {_name(torch.empty(shape, dtype=torch.float64, device='meta'))}"
+        raise UserError(f"{what} is {_name(value)}", remedy=remedy)
+
+
+def _name(value: object) -> str:
+    """A value by its type and shape."""
+    return f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+
+
 @contextlib.contextmanager
 def _blaming(spec: str) -> Iterator[None]:
-    """Turn an error that comes from the module of ``spec`` into a ``UserError`` that names its line; other errors pass."""
+    """Turn an error into a ``UserError``: with its line if it comes from the module of ``spec``, else what ``spec`` returned is to blame."""
     try:
         yield
     except UserError:
@@ -66,10 +99,11 @@ def _blaming(spec: str) -> Iterator[None]:
     except Exception as error:
         file = sys.modules[spec.partition(":")[0]].__file__
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+        fault = f"{type(error).__name__}: {first_line(error)}"
         if not lines:
-            raise
-        what = f"{spec} raised {type(error).__name__}: {first_line(error)}"
-        raise UserError(what, file=file, line=lines[-1], remedy="repair the function") from None
+            remedy = "see draftlab verify-lossless --help for what it must return"
+            raise UserError(f"{spec} returned something unusable: {fault}", file=file, remedy=remedy) from error
+        raise UserError(f"{spec} raised {fault}", file=file, line=lines[-1], remedy="repair the function") from None
 
 
 def run_on_file(samples: Path, budget: Budget) -> None:

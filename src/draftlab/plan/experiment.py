@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from string import Formatter
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
@@ -152,12 +153,14 @@ class Experiment(Settings):
             ]
         return cells
 
-    def check(self, scale: Scale, where: Place) -> None:
-        """Build every cell of one scale; a bad value is a ``UserError`` that blames ``where``."""
-        for variants in self.cells(scale, where).values():
+    def check(self, scale: Scale, where: Place) -> list[Variant]:
+        """Build every cell of one scale, and return all variants; a bad value is a ``UserError`` that blames ``where``."""
+        cells = self.cells(scale, where)
+        for variants in cells.values():
             check_datasets([name for variant in variants for name in _datasets(variant.settings)], where)
             if len({getattr(variant.settings, "pair", "") for variant in variants}) > 1:
                 raise where.error("pair differs inside a cell", ["pair"], remedy="make it an axis: a cell has one pair")
+        return [variant for variants in cells.values() for variant in variants]
 
     def at(self, scale: Scale, size: Size, file: Path) -> Experiment:
         """The same experiment with the ``size`` from a scale's ``file``, which overrides the size in the experiment's file."""
@@ -191,14 +194,13 @@ def load_experiment(path: Path) -> Experiment:
     if experiment.view and experiment.view not in (views := experiment.stage_kind.views):
         remedy = f"allowed: {', '.join(views)}" if views else "remove it"
         raise Place(path).error(f"unknown view {experiment.view!r} of {experiment.stage}", ["view"], remedy=remedy)
-    for scale in experiment.scales:
-        experiment.check(scale, place(path, scale))
-    _check_shown(experiment, Place(path))
+    variants = [variant for scale in experiment.scales for variant in experiment.check(scale, place(path, scale))]
+    _check_shown(experiment, variants, Place(path))
     return experiment
 
 
-def _check_shown(experiment: Experiment, where: Place) -> None:
-    """Check that finding, layout and figure name measures of the stage, and that the figure names columns of its tables."""
+def _check_shown(experiment: Experiment, variants: Sequence[Variant], where: Place) -> None:
+    """Check that finding, layout and figure name measures of the stage, and columns and values of its tables."""
     curves = experiment.figure.curves if experiment.figure else None
     named = [("finding", finding.measure) for finding in experiment.finding]
     named += [("layout", experiment.layout.measure)] if experiment.layout else []
@@ -210,10 +212,80 @@ def _check_shown(experiment: Experiment, where: Place) -> None:
             what, remedy = f"unknown measure {name!r} of {experiment.stage}", f"allowed: {', '.join(stage.measures)}"
             raise where.error(what, [key, "measure", name], remedy=remedy)
     columns = [*dict.fromkeys([*experiment.compared, *stage.all_columns])]
-    for name in experiment.figure.columns if experiment.figure else []:
-        if name not in columns and name not in stage.settings.model_fields:
-            what, remedy = f"no column {name!r} in the table of {experiment.stage}", f"there are {', '.join(columns)}"
-            raise where.error(what, ["figure", name], remedy=remedy)
+    for finding in experiment.finding:
+        names = [*PLACEHOLDERS, *(("best", "second") if finding.best else ())]
+        for text in (finding.more, finding.less, finding.level):
+            _check_text(text, names, ["finding", text], where)
+    for text in experiment.figure.texts if experiment.figure else []:
+        _check_text(text, columns, ["figure", text], where, formats=True)
+    selected = _selected(experiment)
+    named = [(key, name) for key, filters in selected for name in filters]
+    named += [("finding", name) for finding in experiment.finding for name in [*finding.each, *finding.best]]
+    layout, figure = experiment.layout, experiment.figure
+    named += [("layout", name) for name in ([*layout.rows, *layout.columns] if layout else [])]
+    named += [("layout", "window")] if layout and layout.window else []
+    named += [("figure", name) for name in (figure.columns if figure else [])]
+    for key, name in named:
+        column = "stream_index" if name == "window" else name
+        if column not in columns and column not in stage.settings.model_fields:
+            what, remedy = f"no column {column!r} in the table of {experiment.stage}", f"there are {', '.join(columns)}"
+            raise where.error(what, [key, name], remedy=remedy)
+    if curves and curves.series and curves.order:
+        selected.append(("figure", {curves.series: curves.order}))
+    for key, filters in selected if not experiment.view else ():  # a view may rename values
+        _check_values(variants, filters, key, where)
+
+
+PLACEHOLDERS = ("gap", "left", "right", "n", "each", "values")
+"""What the texts of every finding may contain in braces."""
+
+
+def _check_text(text: str, names: Collection[str], keys: Sequence[str], where: Place, *, formats: bool = False) -> None:
+    """Check that the braces of a text contain only these names, and with ``formats`` perhaps a format."""
+    try:
+        for _, field, form, conversion in Formatter().parse(text):
+            whole = f"{field}" + (f"!{conversion}" if conversion else "") + (f":{form}" if form else "")
+            if field is not None and (field if formats else whole) not in names:
+                remedy = f"allowed: {', '.join(f'{{{name}}}' for name in names)}"
+                raise where.error(f"unknown placeholder {{{whole}}}", keys, remedy=remedy)
+    except ValueError as error:
+        raise where.error(f"{error}: {text!r}", keys, remedy="write {{ and }} for braces") from None
+
+
+def _selected(experiment: Experiment) -> list[tuple[str, dict[str, Any]]]:
+    """What findings, layout and figure select: values by column, each with the key of the file that it is below."""
+    sides = (side for finding in experiment.finding for side in (finding.left, finding.right))
+    selected = [("finding", side) for side in sides if isinstance(side, dict)]
+    selected += [("layout", dict(experiment.layout.where))] if experiment.layout else []
+    curves = experiment.figure.curves if experiment.figure else None
+    return selected + ([("figure", curves.where)] if curves else [])
+
+
+def _check_values(variants: Sequence[Variant], filters: Mapping[str, Any], key: str, where: Place) -> None:
+    """Check that some variant has each selected value of a column, if the file alone sets the values."""
+    for column, wanted in filters.items():
+        each = [_values(variant, column) for variant in variants]
+        known = {_plain(value): value for values in each for value in values} if all(each) else {}
+        for value in wanted if isinstance(wanted, list) else [wanted]:
+            if known and _plain(value) not in known:
+                remedy = f"the scales of this file have {', '.join(map(str, known.values()))}"
+                raise where.error(f"no rows with {column} {value}", [key, column, str(value)], remedy=remedy)
+
+
+def _values(variant: Variant, column: str) -> list[Any]:
+    """The values of a column where the file sets them: of an axis, or verifiers and their ceiling; else empty."""
+    if column in variant.labels:
+        return [variant.labels[column]]
+    schemes = getattr(variant.settings, "schemes", []) if column == "scheme" else []
+    return [*schemes, "ceiling"] if schemes else []
+
+
+def _plain(value: Any) -> Any:
+    """A value for comparisons: a number if it can be read as one, else its text."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return str(value)
 
 
 def _expanded(values: Any, where: Place) -> Any:

@@ -179,6 +179,13 @@ class Figure(Settings):
             names += [field for _, field, _, _ in Formatter().parse(text) if field] or [text]
         return names + [key for key in getattr(form, "where", {}) if key != "window"]
 
+    @property
+    def texts(self) -> list[str]:
+        """The texts that may name columns in braces."""
+        [form] = (form for _, form in self if form is not None)
+        names = (getattr(form, key, None) for key in ("x", "series", "panel"))
+        return [*filter(None, names), *getattr(form, "facts", [])]
+
     @model_validator(mode="after")
     def _has_one_form(self) -> Figure:
         if sum(form is not None for _, form in self) != 1:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from draftlab.engine.settings import WHOLE_VOCAB, Recipe
+from draftlab.errors import UserError
 from draftlab.files.packages import PREFIX
 from draftlab.latency.settings import Engine
 from draftlab.latency.sizes import BYTES, Model, Sizes, known_models, read_model
@@ -52,7 +53,9 @@ def model_of(pair: Pair, role: str) -> Model | None:
         return None
     if recipe.design == "pruned":
         return Model(sizes=target.sizes.model_copy(update={"layers": recipe.layers}))
-    return Model(sizes=_sizes_of(recipe, target.sizes.vocab))
+    if recipe.design == "pca":
+        return Model(sizes=_sizes_of(recipe, target.sizes.vocab))
+    raise UserError(f"nothing sizes the design {recipe.design}", remedy="add it to model_of in plan/needs.py")
 
 
 def _sizes_of(recipe: Recipe, vocab: int) -> Sizes:

@@ -22,12 +22,13 @@ from draftlab.files.weights import is_gguf
 from draftlab.files.yaml_files import Place, read_yaml
 from draftlab.latency.settings import Engine
 from draftlab.plan.config import DIGESTS, RunConfig, check_files
-from draftlab.plan.experiment import Experiment, check_datasets, load_experiment
+from draftlab.plan.experiment import Experiment, check_datasets, load_experiment, place
 from draftlab.plan.grids import validated
 from draftlab.plan.scale import MAIN, Pair, Scale, ScaleSettings
 from draftlab.stages import STAGES
 from draftlab.stages._places import Places
 from draftlab.stages._stage import NoInputs, Variant, cell_file
+from draftlab.stages.latency_requests import BEFORE, DISTILLED
 from draftlab.stages.latency_requests import Settings as Requests
 from draftlab.train.settings import Training
 
@@ -73,23 +74,25 @@ class Run(Settings):
         return sources.content_of(dataset, split, self.settings.data.source, raw, DIGESTS)
 
     def check_data(self) -> None:
-        """Read the user's raw files that the cells need, so that a missing or unreadable one is refused before any job starts."""
-        if self.raw_folder is None:
-            return
+        """Check the models and read the user's raw files that the cells need, so that a wrong one is refused before any job starts."""
+        pairs: set[str] = set()
         needed: set[Dataset] = set()
         for file in {file for name in self.experiments for cell in self.cells(name) for file in self.reads(name, cell)}:
             kind, *rest = Path(file).relative_to(self.folder).parts
             if kind in self.settings.pairs:  # its tokenizer reads the prompts of every dataset of the pair
+                pairs.add(kind)
                 needed.update(self.settings.datasets_of(kind))
             elif kind == "data":
                 needed.add(rest[0])
-        for dataset in sorted(needed):
+        models = {key: model for key, model in self.settings.named_models.items() if key.split(".")[1] in pairs}
+        check_files({}, models, WORKFLOW / "scales" / f"{self.scale}.yaml")
+        for dataset in sorted(needed) if self.raw_folder else ():
             try:
                 for split in sources.SPLITS:
                     self.content_of(dataset, split)
             except OSError as error:
-                file = error.filename or self.raw_folder
-                raise UserError(str(error.strerror), file=file, remedy="make it readable") from None
+                where = error.filename or self.raw_folder
+                raise UserError(str(error.strerror), file=where, remedy="make it readable") from None
         if "prompts" in needed and self.settings.pairs[MAIN].answers.template != "rendered":
             rows = sources.RawFiles(registry.find("prompts"), Path(self.raw_folder)).rows("train")
             if cleaners.are_rendered(rows):
@@ -205,6 +208,12 @@ def load_run(config: Mapping[str, Any], workflow: Path) -> Run:
         every[name] = every[name].at(run.scale, size, path)
     at_scale = {name: experiment for name, experiment in every.items() if run.scale in experiment.scales}
     chosen = _choose(run, every, at_scale, settings)
+    if not chosen:
+        remedy = f"add some to `experiments:` of workflow/scales/{run.scale}.yaml"
+        remedy = f"name one of {', '.join(at_scale)} as experiments=NAME" if at_scale else remedy
+        raise UserError(f"scale {run.scale} has no experiment to run", file="--config", remedy=remedy)
+    for name in chosen:
+        _check_models(at_scale[name], run, settings, place(workflow / "experiments" / f"{name}.yaml", run.scale))
     return Run(
         name=run.name or run.default_name,
         config=run,
@@ -234,6 +243,9 @@ def _read_scale(path: Path, above: tuple[Path, ...] = ()) -> Any:
     if not isinstance(values, dict) or "extends" not in values:
         return values
     base = path.with_name(f"{values.pop('extends')}.yaml")
+    if not base.is_file():
+        scales = ", ".join(sorted(file.stem for file in path.parent.glob("*.yaml")))
+        raise Place(path).error(f"extends: no scale named {base.stem!r}", ["extends"], remedy=f"allowed: {scales}")
     if base in (path, *above):
         raise UserError(f"extends: {base.stem} extends itself", file=path, remedy="name another scale")
     return _merged(_read_scale(base, (path, *above)), values)
@@ -357,6 +369,26 @@ def _choose(
     return names
 
 
+def _check_models(experiment: Experiment, run: RunConfig, settings: ScaleSettings, where: Place) -> None:
+    """Check that the scale has the pair and the drafts of each cell, and that a draft that learns has a dataset."""
+    cells = experiment.cells(run.scale, datasets=["prompts"] if run.dataset else None)
+    for asked in (variant.settings for variants in cells.values() for variant in variants):
+        pair = getattr(asked, "pair", MAIN)
+        if pair not in settings.pairs:
+            remedy = f"pairs of scale {run.scale}: {', '.join(settings.pairs)}"
+            raise where.error(f"unknown pair {pair!r}", ["pair", pair], remedy=remedy)
+        known = settings.pairs[pair].drafts
+        timed = [name for name in getattr(asked, "contenders", []) if name not in (BEFORE, DISTILLED)]
+        for name in [*getattr(asked, "drafts_opened", [getattr(asked, "role", "")]), *timed]:
+            if name and name not in known:
+                remedy = f"drafts of pair {pair} at scale {run.scale}: {', '.join(known)}"
+                raise where.error(f"unknown draft {name!r}", [name], remedy=remedy)
+        if isinstance(asked, Training) and "" in asked.datasets:
+            raise where.error(
+                "dataset is missing", ["dataset"], remedy=f"add it: {', '.join(settings.datasets_of(pair))}"
+            )
+
+
 def _answers(variant: Variant) -> bool:
     """Whether a variant shows what adaptation does: it has the original draft, or distils the draft that is kept and timed."""
     method = variant.labels.get("method")
@@ -368,7 +400,8 @@ def _has_other_models(experiment: Experiment, run: RunConfig, settings: ScaleSet
     variants = (variant for cell in experiment.cells(run.scale).values() for variant in cell)
     trainings = [variant.settings for variant in variants if isinstance(variant.settings, Training)]
     return any(
-        settings.pairs[training.pair].target.family != "llama" or training.drafts_opened != ["draft"]
+        (training.pair in settings.pairs and settings.pairs[training.pair].target.family != "llama")
+        or training.drafts_opened != ["draft"]
         for training in trainings
     )
 

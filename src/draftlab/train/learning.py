@@ -6,9 +6,11 @@ import dataclasses
 import hashlib
 import itertools
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from draftlab.core.losses import LOSSES, one_hot_logits
+from draftlab.errors import UserError, first_line
 from draftlab.files.digests import code_digest
 from draftlab.models import LanguageModel
 from draftlab.models.llama import columns_of
@@ -23,6 +26,8 @@ from draftlab.train import parallel, training
 from draftlab.train.heads import answer_logits, kept_by
 from draftlab.train.settings import Training
 from draftlab.train.sources import LIVE, SOURCES, Samples, Scene
+
+T = TypeVar("T")
 
 WARMUP_SHARE = 0.03
 """The share of the steps in which the learning rate rises (OSD's scripts)."""
@@ -80,7 +85,7 @@ def train(
             parts = [parallel.my_share(part) for part in order[step : step + ahead]]
             generator = torch.Generator(scene.draft.device).manual_seed(settings.seed * 1_000_003 + step)
             share = list(itertools.chain(*parts))
-            samples = SOURCES[source](scene, share, generator) if share else NO_SAMPLES
+            samples = samples_of(source, scene, share, generator) if share else NO_SAMPLES
             effort.target_tokens += parallel.total(samples.scored)
             drawn.update(enumerate(samples.cut([len(part) for part in parts]), step))
         yield from _terms(scene.draft, drawn.pop(step), settings, effort)
@@ -124,6 +129,37 @@ def _terms(draft: LanguageModel, samples: Samples, settings: Training, effort: E
         yield losses_at(settings.loss, logits, part.target_logits, part.labels, kept_by(draft)).sum() / count
 
 
+def samples_of(source: str, scene: Scene, requests: Sequence[int], generator: torch.Generator) -> Samples:
+    """The answers that a source writes to these requests."""
+    samples = _called(f"sample source {source}", SOURCES[source], scene, requests, generator)
+    if not isinstance(samples, Samples):
+        raise UserError(f"sample source {source} returned {type(samples).__name__}", remedy="return Samples")
+    answers, positions = len(samples.answers), sum(map(len, samples.answers))
+    if not len(samples.prompts) == answers == len(requests):
+        what = f"sample source {source} returned {len(samples.prompts)} prompts and {answers} answers"
+        raise UserError(what, remedy=f"return one of each for each of the {len(requests)} requests")
+    if not len(samples.target_logits) == len(samples.labels) == positions:
+        what = (
+            f"sample source {source} returned {len(samples.target_logits)} target_logits, {len(samples.labels)} labels"
+        )
+        raise UserError(what, remedy=f"return one of each for each of the {positions} tokens of its answers")
+    return samples
+
+
+def _called(what: str, function: Callable[..., T], *arguments: object) -> T:
+    """Call a loss or a source; an error in it becomes a ``UserError`` that names the line."""
+    try:
+        return function(*arguments)
+    except (UserError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
+        own = [frame for frame in frames if frame.filename == frames[0].filename]
+        file, line = (own[-1].filename, own[-1].lineno) if own else (None, None)
+        what = f"{what} raised {type(error).__name__}: {first_line(error)}"
+        raise UserError(what, file=file, line=line, remedy="repair the function") from error
+
+
 def losses_at(
     name: str,
     logits: Float[Tensor, "*predictions positions head"],
@@ -148,7 +184,13 @@ def losses_at(
         target_logits = one_hot_logits(columns, logits.shape[-1] + (kept is not None))
     if kept is not None:
         logits = F.pad(logits, (0, 1), value=-torch.inf)
-    losses = LOSSES[name](logits, target_logits)
+    losses = _called(f"loss {name}", LOSSES[name], logits, target_logits)
+    if not isinstance(losses, Tensor) or losses.shape != logits.shape[:-1]:
+        returned = f"shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else repr(losses)
+        remedy = f"return one number per position: shape {tuple(logits.shape[:-1])}"
+        raise UserError(f"loss {name} returned {returned}", remedy=remedy)
+    if logits.requires_grad and not losses.requires_grad:
+        raise UserError(f"loss {name} has no gradient", remedy="compute it from the draft's logits, not detached")
     return losses.reshape(-1, losses.shape[-1]).mean(0)
 
 

@@ -222,7 +222,11 @@ def _untrained(recipe: Recipe, vocab_size: int, target: Path | None = None) -> L
         num_key_value_heads=recipe.heads,
         max_position_embeddings=recipe.context,
     )
-    return project(source, config, generator) if isinstance(source, Llama) else Llama(config).initialise(generator)
+    if recipe.design == "pca" and isinstance(source, Llama):
+        return project(source, config, generator)
+    if recipe.design != "scratch":
+        raise UserError(f"nothing makes the design {recipe.design}", remedy="add it to _untrained in train/pretrain.py")
+    return Llama(config).initialise(generator)
 
 
 def _batches(examples: Sequence[Example], size: int, count: int, seed: int) -> Iterator[list[Example]]:

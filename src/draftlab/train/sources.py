@@ -18,6 +18,7 @@ from torch import Generator, Tensor
 
 from draftlab.engine.generate import Observer, generate
 from draftlab.engine.recording import TargetPass, on_head
+from draftlab.errors import UserError
 from draftlab.models import Cache, LanguageModel
 from draftlab.train.heads import kept_by
 
@@ -103,9 +104,9 @@ def mix_request(scene: Scene, requests: Sequence[int], generator: Generator) -> 
 
 def mix_token(scene: Scene, requests: Sequence[int], generator: Generator) -> Samples:
     """Answers in which a fair coin decides for every token whether the target or the draft writes it; the target reads along, so it scores them too."""
-    assert scene.target is not None
+    target = _target(scene)
     prompts = [scene.recorded.answers[request].prompt_ids for request in requests]
-    mixture = _Mixture(scene.target, scene.draft, generator)
+    mixture = _Mixture(target, scene.draft, generator)
     seen: dict[tuple[int, int], list[Tensor]] = {}
 
     def keep(rows: list[int], position: int, logits: Tensor, tokens: Tensor) -> None:
@@ -127,6 +128,13 @@ SOURCES: dict[str, Source] = {
 }
 LIVE = frozenset({"student", "mix_request", "mix_token"})
 """Sources for which the target runs again."""
+
+
+def _target(scene: Scene) -> LanguageModel:
+    """The target, for a source that runs it."""
+    if scene.target is None:
+        raise UserError("the sample source runs the target", remedy="add its name to LIVE in train/sources.py")
+    return scene.target
 
 
 def _flip_coins(count: int, generator: Generator) -> list[bool]:
@@ -157,12 +165,12 @@ def _write(
 @torch.no_grad()
 def _score(scene: Scene, prompts: list[list[int]], answers: list[list[int]]) -> Samples:
     """Let the target read the answers; requests of similar length share a forward pass."""
-    assert scene.target is not None
+    target = _target(scene)
     order = sorted(range(len(answers)), key=lambda place: len(prompts[place]) + len(answers[place]))
     logits_of: dict[int, Tensor] = {}
     for start in range(0, len(order), SCORED_AT_ONCE):
         batch = order[start : start + SCORED_AT_ONCE]
-        logits = scene.target.answer_logits([prompts[p] for p in batch], [answers[p] for p in batch])
+        logits = target.answer_logits([prompts[p] for p in batch], [answers[p] for p in batch])
         logits_of |= dict(zip(batch, torch.split(logits.float(), [len(answers[p]) for p in batch]), strict=True))
     distributions = torch.cat([logits_of[place] for place in range(len(answers))])
     labels = distributions.argmax(-1)

@@ -79,19 +79,19 @@ def update(
     losses: Iterable[Tensor],
     clip: float,
     reduce: Reduce | None = None,
+    at: str = "",
 ) -> float:
     """One optimizer step on the sum of ``losses`` (weighted micro-batches); returns the sum.
 
-    Gradients are clipped to norm ``clip`` (0: not clipped). ``UserError`` if a loss or a gradient is not finite.
+    Gradients are clipped to norm ``clip`` (0: not clipped). ``UserError`` if a loss or a gradient is not finite; its text begins with ``at``.
     """
     optimizer.zero_grad(set_to_none=True)
     total = 0.0
     for loss in losses:
         value = float(loss.detach())
         if not math.isfinite(value):
-            raise UserError(
-                f"the loss is {value}", remedy="lower learning_rate, or check the answers it was trained on"
-            )
+            remedy = "lower learning_rate, or check the loss and the answers it was trained on"
+            raise UserError(f"{at}the loss is {value}", remedy=remedy)
         loss.backward()  # type: ignore[no-untyped-call]
         total += value
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -99,7 +99,8 @@ def update(
         reduce(parameters)
     norm = float(nn.utils.clip_grad_norm_(parameters, clip or math.inf))
     if not math.isfinite(norm):
-        raise UserError(f"the norm of the gradient is {norm}", remedy="lower learning_rate, or check the answers")
+        remedy = "lower learning_rate, or check the loss and the answers"
+        raise UserError(f"{at}the norm of the gradient is {norm}", remedy=remedy)
     optimizer.step()
     return total
 
@@ -130,7 +131,7 @@ def fit(
     history = []
     saved, pause = time.monotonic(), CHECKPOINT_SECONDS
     for step in progress(range(start, schedule.steps), label, total=schedule.steps, initial=start):
-        history.append(update(optimizer, losses(step), clip, reduce))
+        history.append(update(optimizer, losses(step), clip, reduce, f"{label}, step {step}: "))
         rate.step()
         begun = time.monotonic()
         if checkpoint and (step + 1) % checkpoint_every == 0 and begun - saved > pause:

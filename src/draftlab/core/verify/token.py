@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import get_args
 
 import torch
 from jaxtyping import Bool, Float64, Int64
@@ -56,6 +57,9 @@ class TokenVerifier:
     closed_form: ClosedForm | None = None
     is_lossless: bool = True
     survivors: Survivors | None = None
+
+    def __post_init__(self) -> None:
+        check_drafting(self.name, self.drafting)
 
     def distribution(
         self,
@@ -204,6 +208,12 @@ class TokenVerifier:
             given = self.acceptance_given(target.expand(len(probs), -1), draft.expand(len(probs), -1, -1), tokens)
             proc, member = proc + given.proc @ probs, member + given.member @ probs
         return Acceptance(proc, member)
+
+
+def check_drafting(verifier: str, drafting: str) -> None:
+    """Refuse a way of drafting that does not exist."""
+    if drafting not in (allowed := get_args(Drafting)):
+        raise UserError(f"verifier {verifier}: unknown drafting {drafting!r}", remedy=f"allowed: {', '.join(allowed)}")
 
 
 def _flat(target: Tensor, draft: Tensor, tokens: Tensor) -> tuple[Table, Tables, Tokens]:

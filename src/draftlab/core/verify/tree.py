@@ -13,7 +13,7 @@ from torch import Generator, Tensor
 from draftlab.core.sampling import Drafting, draw
 from draftlab.core.verify.sequence import DraftAlong, Outcome, Sequences, TargetAlong
 from draftlab.core.verify.survivors import Order, Position, Survivors
-from draftlab.core.verify.token import drawable
+from draftlab.core.verify.token import check_drafting, drawable
 from draftlab.errors import UserError
 
 
@@ -42,6 +42,9 @@ class TreeVerifier:
     drafting: Drafting
     stops: Stops
     selected: Survivors | None = None
+
+    def __post_init__(self) -> None:
+        check_drafting(self.name, self.drafting)
 
     def transitions(self, position: Position, order: Order) -> Float64[Tensor, "positions drafts+1"]:
         """``P(the path goes on with y, m drafts are y) / q(y)`` at each position of a text; ``UserError`` where no path is selected."""

@@ -13,7 +13,9 @@ import os
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
+import pandas as pd
 import tyro
+from pandas.api.types import is_numeric_dtype
 
 from draftlab import plan
 from draftlab.errors import UserError
@@ -21,6 +23,7 @@ from draftlab.files.json_files import read_json, write_json
 from draftlab.files.scratch import die_with_parent
 from draftlab.files.tables import table_bytes, tables_in
 from draftlab.report import figures, findings, published, tables, tidy
+from draftlab.report.contrast import select_rows
 
 SUFFIXES = (".pdf", ".png", ".md", ".tex", ".csv")
 
@@ -33,6 +36,7 @@ def draw(experiment: str, table: Path, scale: str, prefix: Path, *, own_target: 
     rows = tidy.read(table, experiment)
     try:
         finding = findings.sentences(experiment, rows, findings.findings_of(experiment))
+        _check_figure(experiment, rows)
         figures.draw(experiment, rows, scale, _published(), prefix, findings.takeaway(finding))
         tables.write(experiment, rows, scale, prefix, finding, own_target=own_target)
     except KeyError as error:
@@ -40,6 +44,21 @@ def draw(experiment: str, table: Path, scale: str, prefix: Path, *, own_target: 
             f"no column {error}", file=table, remedy="run the experiment again: its columns changed"
         ) from None
     return finding
+
+
+def _check_figure(experiment: str, rows: pd.DataFrame) -> None:
+    """Check that the figure of the experiment's file selects rows, and has numbers along its x-axis."""
+    known = tidy.plan_of(experiment)
+    form = (known.figure.curves or known.figure.live) if known and known.figure else None
+    if form is None:
+        return
+    chosen = select_rows(rows, getattr(form, "where", {}), experiment)
+    file = plan.WORKFLOW / "experiments" / f"{experiment}.yaml"
+    if chosen.empty:
+        raise UserError("figure: no row of the table is selected", file=file, remedy="change `where`, or leave it out")
+    if form.x in chosen and not is_numeric_dtype(chosen[form.x]):
+        remedy = "name a column of numbers; words can be the `series` or the `panel`"
+        raise UserError(f"figure: x is {form.x}, which holds words", file=file, remedy=remedy)
 
 
 def draw_all(data: Path, out: Path, scale: str, drawn: Path, processes: int) -> list[str]:

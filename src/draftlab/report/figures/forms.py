@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from draftlab import plan
 from draftlab.core.measure import Measure
+from draftlab.errors import UserError
 from draftlab.report import tables, tidy
 from draftlab.report.figures.curves import curve_figure, live_figure
 from draftlab.report.figures.gaps import gap_figure
@@ -39,6 +40,9 @@ def overview(experiment: str, table: pd.DataFrame, scale: str) -> Figure:
     layout = tables.layout_of(experiment, table)
     measure = tables.measure_of(experiment)
     cells = tables.summary(table, layout, measure)
+    if cells.empty:
+        remedy = "change `where` or `window` of the `layout` in its YAML file"
+        raise UserError(f"{experiment}: no row of the table is selected", remedy=remedy)
     rows = list(dict.fromkeys(cells[list(layout.rows)].itertuples(index=False, name=None)))
     series = list(dict.fromkeys(cells[list(layout.columns)].itertuples(index=False, name=None))) or [()]
     figure, axes = panels(1, 1, width=5.0, height=0.5 + 0.25 * len(rows))
