@@ -67,14 +67,14 @@ def check_verifier(
     drafting = verifier.drafting
     if isinstance(verifier, TreeVerifier):
         trees = (drafting, 3 if num_drafts < 3 else 2, 2, num_drafts)
-        exact = {"tree distribution": check_sequence_distribution(verifier.distribution, *trees, budget.seed)}
+        results = {"tree distribution": check_sequence_distribution(verifier.distribution, *trees, budget.seed)}
         wide = [
             check_sequence_distribution(verifier.distribution, drafting, 3, 1, num_drafts, seed)
             for seed in range(WIDE_TREES)
         ]
-        exact["wide trees"] = max(wide, key=lambda result: result.error)
+        results["wide trees"] = max(wide, key=lambda result: result.error)
         sampled = check_sequence_sampler(partial(_walk_sample, verifier.sample), *trees, budget)
-        return Conformance(exact, {"tree sampler": sampled})
+        return Conformance(results, {"tree sampler": sampled})
     # Distinct drafts need as many tokens; the sets of the others, vocab ** (2 * num_drafts), soon are too many.
     is_distinct = drafting in DISTINCT
     vocab = max(3, num_drafts) if is_distinct or num_drafts < 4 else 2

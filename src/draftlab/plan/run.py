@@ -93,7 +93,7 @@ class Run(Settings):
             except OSError as error:
                 where = error.filename or self.raw_folder
                 raise UserError(str(error.strerror), file=where, remedy="make it readable") from None
-        if "prompts" in needed and self.settings.pairs[MAIN].answers.template != "rendered":
+        if self.raw_folder and "prompts" in needed and self.settings.pairs[MAIN].answers.template != "rendered":
             rows = sources.RawFiles(registry.find("prompts"), Path(self.raw_folder)).rows("train")
             if cleaners.are_rendered(rows):
                 remedy = "encode them as they are: template=rendered (draftlab verdict: --template rendered)"
