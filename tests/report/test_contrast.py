@@ -115,6 +115,15 @@ def test_a_row_without_a_value_counts_nowhere(rows):
     assert math.isnan(compute(Contrast(A), nothing).value.estimate)
 
 
+def test_a_unit_without_tries_is_no_unit(rows):
+    more = pd.concat(
+        [rows, *(rows.assign(request_id=rows["request_id"] + 2 * i, hits=0, tries=0) for i in range(1, 9))]
+    )
+    few, many = (compute(Contrast(A, B), Tables({"t": table})).value for table in (rows, more))
+    assert few.n == many.n == 4
+    assert (few.low, few.high) == (many.low, many.high)
+
+
 def test_a_constant_moves_the_interval(rows):
     tables = Tables({"t": rows})
     alone, over = compute(Contrast(A), tables).value, compute(Contrast(A, 0.25), tables).value

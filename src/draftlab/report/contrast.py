@@ -98,7 +98,10 @@ class Tables:
 
         def sum_units(group: pd.DataFrame) -> pd.DataFrame:
             known = group.dropna()  # a row without a value counts nowhere
-            return known if exact else known.groupby("unit", sort=False)[["above", "below"]].sum()
+            if exact:
+                return known
+            sums = known.groupby("unit", sort=False)[["above", "below"]].sum()
+            return sums[sums.any(axis=1)]  # nor does a unit of 0 / 0, which would make few units look like many
 
         if not by or chosen.empty:
             return {(): sum_units(pair)} if len(pair) else {}
