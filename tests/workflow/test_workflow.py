@@ -32,6 +32,13 @@ def test_jobs_ran_in_forks_of_one_process_and_their_times_are_kept(finished):
     assert {"figure/osd_online", "main/target", "osd_online/spider", "all"} <= set(took)
 
 
+def test_measurements_run_on_one_thread(finished):
+    """Snakemake gives them all cores, so that nothing runs beside them, and sets MKL_NUM_THREADS accordingly."""
+    records = list((finished / "results/smoke/cells/osd_medusa").glob("*/run.json"))
+    assert records
+    assert {json.loads(record.read_text())["machine"]["threads"] for record in records} == {"1"}
+
+
 def test_no_job_took_more_memory_than_it_requests(finished):
     run = plan.load_run({"scale": "smoke"}, finished / "workflow")
     found = list(requests.jobs(run, finished / "results/smoke/logs/starts.tsv"))

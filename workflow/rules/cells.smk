@@ -58,7 +58,9 @@ for STAGE in STAGES.values():
         shell:
             r"""
             printf '%s\n' {params.cell:q} >{output.cell:q}
-            OMP_NUM_THREADS={params.threads:q} {params.gpus} {params.launch} run {output.cell:q} >{log:q} 2>&1
+            # Snakemake sets these to all cores of a measurement; torch prefers MKL's to OpenMP's.
+            export OMP_NUM_THREADS={params.threads:q} MKL_NUM_THREADS={params.threads:q} OPENBLAS_NUM_THREADS={params.threads:q}
+            {params.gpus} {params.launch} run {output.cell:q} >{log:q} 2>&1
             """
 
 

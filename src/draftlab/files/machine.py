@@ -28,7 +28,7 @@ def machine() -> dict[str, Any]:
     return {
         "processor": _processor(),
         "cores": os.cpu_count(),
-        "threads": os.environ.get("OMP_NUM_THREADS"),
+        "threads": _threads(),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "packages": versions,
@@ -40,6 +40,12 @@ def peak_mb() -> float:
     """The peak memory of this process, in MB."""
     largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return round(largest / (1024**2 if sys.platform == "darwin" else 1024), 1)  # macOS counts in bytes
+
+
+def _threads() -> str | None:
+    """The threads of torch's products, or what the environment says if torch is not loaded: torch may follow another variable."""
+    torch = sys.modules.get("torch")
+    return str(torch.get_num_threads()) if torch else os.environ.get("OMP_NUM_THREADS")
 
 
 def _processor() -> str:
