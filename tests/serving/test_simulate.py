@@ -132,6 +132,19 @@ def test_a_request_that_accepts_less_takes_more_steps() -> None:
     assert from_alpha(0.5).marginals(2) == pytest.approx([0.5, 0.25])
 
 
+def test_requests_drawn_from_classes_take_as_many_tokens_per_step_as_measured() -> None:
+    """One class wrote 2500 tokens in 500 steps, the other 100 in 100; lengths of requests do not depend on the class."""
+    acceptance = from_histograms([[0, 0, 0, 0, 500], [100, 0, 0, 0, 0]])
+    rng = np.random.default_rng(0)
+    assert_allclose(np.bincount(acceptance.classes(2600, rng)), [2500, 100])
+    arrivals = Arrivals(np.arange(2600.0) * 1e3, np.ones(2600, int), rng.choice([51, 251], 2600), {})
+    served = simulate.serve(arrivals, machine(), 4, acceptance, rng)
+    steps = (served.last - served.first).sum() / 0.01
+    assert (served.output - 1).sum() / steps == pytest.approx(2600 / 600, rel=0.02)
+    assert acceptance.length(4) == pytest.approx(2600 / 600)
+    assert len(acceptance.classes(0, rng)) == 0
+
+
 def test_the_best_lengths_are_those_of_a_server_that_is_full() -> None:
     mixed, many = from_histograms([[100, 0, 0, 0, 0], [0, 0, 0, 0, 20]]), together(400, 8, 200)
     profile = machine(max_sequences=8)
