@@ -108,6 +108,8 @@ def test_only_engines_that_can_end_a_block_are_written_a_confidence(tmp_path: Pa
     pair = dataclasses.replace(WANTED, confidence=0.45)
     assert words_after(emit.llama_cpp(pair).command, "--spec-draft-p-min") == "0.45"
     assert json.loads(emit.transformers(pair).text)["assistant_confidence_threshold"] == 0.45
+    assert "where scikit-learn is installed" in emit.transformers(pair).note
+    assert "scikit-learn" not in emit.transformers(WANTED).note
     assert {own.file for own in emit.write(pair, (), tmp_path / "all")} == {
         "llama_server.sh",
         "generation_config.json",
