@@ -108,6 +108,8 @@ def test_only_engines_that_can_end_a_block_are_written_a_confidence(tmp_path: Pa
     pair = dataclasses.replace(WANTED, confidence=0.45)
     assert words_after(emit.llama_cpp(pair).command, "--spec-draft-p-min") == "0.45"
     assert json.loads(emit.transformers(pair).text)["assistant_confidence_threshold"] == 0.45
+    assert "where scikit-learn is installed" in emit.transformers(pair).note
+    assert "scikit-learn" not in emit.transformers(WANTED).note
     assert {own.file for own in emit.write(pair, (), tmp_path / "all")} == {
         "llama_server.sh",
         "generation_config.json",
@@ -364,6 +366,54 @@ def test_recorded_histograms_become_acceptance(tmp_path: Path) -> None:
     (tmp_path / "r.jsonl").write_text("{}")
     with pytest.raises(UserError, match="no histogram"):
         records.acceptance(tmp_path / "r.jsonl")
+
+
+def write_records(file: Path, *rows: tuple[list[int], int | None]) -> Path:
+    """SGLang's records of requests, each of a histogram and a number of drafted tokens."""
+    metas = [{"spec_verify_ct": sum(h), "spec_num_correct_drafts": int(np.dot(h, range(len(h)))), "spec_correct_drafts_histogram": h}
+             | ({} if drafted is None else {"spec_num_proposed_drafts": drafted}) for h, drafted in rows]  # fmt: skip
+    file.write_text("\n".join(json.dumps({"meta_info": meta}) for meta in metas))
+    return file
+
+
+def test_a_request_of_many_steps_counts_as_much_as_its_steps(tmp_path: Path) -> None:
+    """As in the engine's counters: 1002 steps accept 4000 tokens."""
+    found = records.acceptance(write_records(tmp_path / "r.jsonl", ([0, 0, 0, 0, 1000], 4000), ([2, 0, 0, 0, 0], 8)))
+    assert found.length(4) == pytest.approx(1 + 4000 / 1002)
+    assert_allclose(found.marginals(4), 1000 / 1002)
+
+
+@pytest.mark.parametrize("drafted", [40, None])
+def test_a_histogram_cut_at_the_largest_count_seen_is_padded(tmp_path: Path, drafted: int | None) -> None:
+    """The first request never accepts a token, the second never more than one."""
+    rows = [[10], [5, 5], [4, 3, 2, 0, 1]]
+    found = records.acceptance(write_records(tmp_path / "r.jsonl", *((h, drafted) for h in rows)))
+    assert_allclose(found.survival[:, :4], [[0, 0, 0, 0], [0.5, 0, 0, 0], [0.6, 0.3, 0.1, 0.1]])
+    assert found.length(4) == pytest.approx(1 + (5 + 11) / 30)
+
+
+def test_a_file_in_which_nothing_is_accepted_is_read(tmp_path: Path) -> None:
+    assert records.acceptance(write_records(tmp_path / "r.jsonl", ([10], None))).length(4) == 1
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_short_drafts_say_nothing_about_later_tokens(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], known: bool
+) -> None:
+    """80 % of tokens are accepted after the one before: 100 blocks draft one, 125 draft three."""
+    own = {"1": [20, 80], "3": [25, 20, 16, 64]}
+    metrics = {"num_spec_steps": 225, "num_draft_tokens": 475, "num_accepted_draft_tokens": 324, "num_spec_tokens": 3,
+               "acceptance_histogram": [45, 100, 16, 64], "acceptance_histogram_by_draft_length": own if known else None}  # fmt: skip
+    (tmp_path / "r.jsonl").write_text(json.dumps({"metrics": {"speculative_decoding": metrics}}))
+    found = records.acceptance(tmp_path / "r.jsonl")
+    assert found.tokens.sum() == pytest.approx(225 + 324)
+    if known:
+        assert_allclose(found.survival[0, :3], [0.8, 0.64, 0.512])
+        assert not capsys.readouterr().err
+    else:
+        assert capsys.readouterr().err.endswith(
+            "1 of 1 records have blocks of fewer drafted tokens, counted as rejections\n"
+        )
 
 
 # --- the watch -------------------------------------------------------------------------------------------------------

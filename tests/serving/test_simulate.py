@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from numpy.testing import assert_allclose
 
@@ -102,6 +103,23 @@ def test_a_request_larger_than_the_cache_is_refused_and_counted() -> None:
     assert (served.refused, len(served.last)) == (1, 1)
 
 
+def test_a_request_as_large_as_the_cache_drafts_without_being_read_again() -> None:
+    """150 tokens read and 10 written fill the cache; drafted tokens beyond the last one need no room."""
+    served = serve(together(1, 150, 10), machine(kv_tokens=160), k=4)
+    assert (served.steps, served.preempted) == (10, 0)
+    assert_allclose(served.whole, 0.1)
+
+
+def test_a_request_keeps_its_own_class() -> None:
+    """Five tokens after the first: one step where all drafts are accepted, five where none is."""
+    arrivals = Arrivals(np.zeros(2), np.full(2, 9), np.full(2, 6), {}, classes=np.array([1, 0]))
+    served = simulate.serve(arrivals, machine(), 4, from_alpha([0.0, 1.0]), np.random.default_rng(0))
+    assert_allclose(served.last - served.first, [0.01, 0.05])
+    drawn = traces.poisson(arrivals.take(np.array([1])), 3, 1.0, np.random.default_rng(0))
+    assert drawn.at_rate(2.0).classes is not None
+    assert list(drawn.at_rate(2.0).classes) == [0, 0, 0]
+
+
 def test_the_same_seed_gives_the_same_times() -> None:
     arrivals = traces.poisson(traces.constant(30, 40), 50, 5.0, np.random.default_rng(1))
     one, two, other = (serve(arrivals, machine(), 4, 0.5, seed) for seed in (0, 0, 1))
@@ -130,6 +148,19 @@ def test_a_request_that_accepts_less_takes_more_steps() -> None:
     assert acceptance.marginals(4) == pytest.approx([20 / 120] * 4)
     assert 1 + acceptance.marginals(3).sum() == pytest.approx(acceptance.length(3))
     assert from_alpha(0.5).marginals(2) == pytest.approx([0.5, 0.25])
+
+
+def test_requests_drawn_from_classes_take_as_many_tokens_per_step_as_measured() -> None:
+    """One class wrote 2500 tokens in 500 steps, the other 100 in 100; lengths of requests do not depend on the class."""
+    acceptance = from_histograms([[0, 0, 0, 0, 500], [100, 0, 0, 0, 0]])
+    rng = np.random.default_rng(0)
+    assert_allclose(np.bincount(acceptance.classes(2600, rng)), [2500, 100])
+    arrivals = Arrivals(np.arange(2600.0) * 1e3, np.ones(2600, int), rng.choice([51, 251], 2600), {})
+    served = simulate.serve(arrivals, machine(), 4, acceptance, rng)
+    steps = (served.last - served.first).sum() / 0.01
+    assert (served.output - 1).sum() / steps == pytest.approx(2600 / 600, rel=0.02)
+    assert acceptance.length(4) == pytest.approx(2600 / 600)
+    assert len(acceptance.classes(0, rng)) == 0
 
 
 def test_the_best_lengths_are_those_of_a_server_that_is_full() -> None:
@@ -194,6 +225,20 @@ def test_a_sweep_finds_where_drafts_stop_to_pay() -> None:
     assert 0.1 < crossing < 40
     assert load.crossing(table, 0) is None
     assert load.crossing(table[table["rate"] == 40], 3) == 0
+
+
+@pytest.mark.parametrize(
+    ("gains", "rate"),
+    [([1.2, 0.8, 1.1, 0.9], 3.5), ([1.2, 0.8, 1.1], None), ([0.8, 1.1, 0.9, 0.8], 2.5), ([0.9, 0.8], 0.0)],
+)
+def test_a_length_stops_paying_off_at_the_last_crossing(gains: list[float], rate: float | None) -> None:
+    table = pd.DataFrame({"draft_len": 4, "rate": range(1, len(gains) + 1), "speedup": gains})
+    assert load.crossing(table, 4) == (None if rate is None else pytest.approx(rate))
+
+
+def test_times_of_many_tokens_are_used() -> None:
+    costs = Costs(tokens={1: 10.0, 16_384: 20.0, 32_768: 100.0})
+    assert [costs.step(n, 0, 1, 0) for n in (16_384, 24_576, 32_768)] == pytest.approx([20, 60, 100])
 
 
 # --- real servers ----------------------------------------------------------------------------------------------------

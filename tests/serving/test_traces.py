@@ -84,7 +84,7 @@ def test_damaged_gzip_and_times_that_are_all_the_same_are_refused(tmp_path: Path
     with pytest.raises(UserError, match="broken: "):
         traces.read_trace(tmp_path / "t.csv.gz")
     with pytest.raises(UserError, match="all requests come at once"):
-        traces.constant(8, 8).at_rate(1.0)
+        traces.constant(8, 8).take(np.zeros(2, int)).at_rate(1.0)
 
 
 def test_a_long_trace_takes_24_bytes_a_request(tmp_path: Path) -> None:
@@ -190,6 +190,12 @@ def test_few_requests_say_not_yet_known(tmp_path: Path) -> None:
     found = load.run(settings(requests=29), tmp_path / "out", lambda _: None)
     assert load.lines(found)[0].startswith("not yet known")
     assert found["best_by_rate"] == []
+    alone = load.run(settings(requests=1, rates=(1.0, 1.0)), tmp_path / "one", lambda _: None)
+    assert load.lines(alone)[0].startswith("not yet known: fewer than 30 requests")
+
+
+def test_a_rate_given_twice_is_simulated_once(tmp_path: Path) -> None:
+    assert len(load.run(settings(rates=(20.0, 1.0, 20.0)), tmp_path / "out", lambda _: None)["best_by_rate"]) == 2
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from draftlab.serving.load import TOO_LARGE
 from draftlab.serving.monitor import read_promise
 from draftlab.serving.speedup import break_even, speedup
 from draftlab.serving.traces import Arrivals
-from draftlab.serving.verdict_format import NAMES, Verdict
+from draftlab.serving.verdict_format import NAMES, Option, Verdict
 from tests.pair import make_results, run_cell
 
 LENGTHS = [1, 3, 8]
@@ -190,9 +190,11 @@ def test_the_reason_for_a_lookup_names_no_draft(more: float, reason: str):
     assert "draft" not in found.reason
 
 
-def test_no_number_of_drafts_helps_where_their_optimum_does_not():
+def test_an_estimate_for_several_drafts_is_no_reason():
+    """One mean acceptance says nothing certain: where every other token is accepted, blocks are longer than the mean gives."""
     found = verdict.judge("distilled", table(0.05), from_probes(probes(), 100))
-    assert found.reason.startswith("no number of drafts like this one can")
+    assert max(found.ceiling.optimum.values()) < 1
+    assert found.reason.startswith("this draft does not help, others could")
 
 
 def test_an_interval_that_holds_one_says_nothing_and_noise_of_the_costs_is_in_it():
@@ -205,6 +207,27 @@ def test_an_interval_that_holds_one_says_nothing_and_noise_of_the_costs_is_in_it
     exact = verdict.judge("distilled", table(0.8), costs).speedup
     noisy = verdict.judge("distilled", table(0.8), from_probes(probes(noise=0.3), 100)).speedup
     assert noisy.high - noisy.low > exact.high - exact.low + 0.05
+
+
+@pytest.mark.parametrize("option", ["distilled", "lookup"])
+def test_at_the_acceptance_from_which_it_pays_off_an_option_neither_gains_nor_loses(option: str):
+    """With catch-up, and for lookup where half of the blocks find nothing and every other one changes the size of the call."""
+    costs = from_probes(probes(step=0.3, around=(0.02, 0.05), catch_up=0.3, change=0.1), 100)
+
+    def found(alpha: float) -> Option:
+        rows = table(alpha, option=option)
+        rows = rows.assign(whole=rows["blocks"] * alpha ** rows["draft_len"])
+        if option == "lookup":
+            blocks = rows["blocks"]
+            rows = rows.assign(
+                steps=0.0, whole=0.0, empty=blocks, changes=blocks, blocks=2 * blocks, emitted=rows["emitted"] + blocks
+            )
+        return verdict.judge(option, rows, costs)
+
+    tips = found(0.5).tips_at
+    assert tips is not None
+    assert 0.1 < tips < 0.7
+    assert found(tips).speedup.estimate == pytest.approx(1, abs=0.002)
 
 
 def test_a_verdict_is_what_the_monitor_reads(tmp_path: Path):
@@ -317,6 +340,37 @@ def test_a_draft_after_a_lookup_costs_the_steps_that_it_makes_under_load_too():
     found = verdict.judge("lookup_first", rows, costs)
     alone = verdict.under_load(rows, found, costs, 0.001, None)
     assert alone[0].by_length[found.draft_len] == pytest.approx(found.speedup.estimate, abs=0.06)
+
+
+@pytest.mark.parametrize("trace", [False, True])
+def test_an_idle_server_gives_the_answer_of_one_request_where_long_answers_accept_more(
+    trace: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """Half of the requests write 90 tokens at an acceptance of 0.95, half 9 at 0.1."""
+    monkeypatch.setattr(verdict, "LOADS", 2)
+    counts = ["emitted", "blocks", "accepted", "visited", "drafted", "steps"]
+    short = table(0.1, 30).assign(
+        request_id=lambda t: t["request_id"] + 30, **{c: lambda t, c=c: t[c] / 10 for c in counts}
+    )
+    rows = pd.concat([table(0.95, 30), short]).assign(prompt_tokens=1)
+    costs = from_probes(probes(more=0.0), 100)
+    found = verdict.judge("distilled", rows, costs)
+    arrivals = Arrivals(np.arange(200.0) * 1e3, np.ones(200, int), np.full(200, 90), {}) if trace else None
+    idle = verdict.under_load(rows, found, costs, 0.001, arrivals)[0]
+    assert idle.draft_len == found.draft_len
+    assert idle.speedup.estimate == pytest.approx(found.speedup.estimate, rel=0.06)
+
+
+@pytest.mark.parametrize("option", ["distilled", "lookup_first"])
+def test_an_idle_server_pays_for_loop_catch_up_and_lookup_as_one_request_does(
+    option: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(verdict, "LOADS", 1)
+    rows = table(0.8, option=option).assign(whole=lambda t: t["blocks"] / 4, changes=lambda t: t["blocks"] / 2)
+    costs = from_probes(probes(around=(0.3, 0.4), catch_up=0.4, change=0.2), 100)
+    found = verdict.judge(option, rows, costs)
+    idle = verdict.under_load(rows, found, costs, 0.001, None)[0]
+    assert idle.by_length[found.draft_len] == pytest.approx(found.speedup.estimate, rel=0.06)
 
 
 @pytest.mark.parametrize("trace", [False, True])

@@ -18,17 +18,24 @@ LONGEST = 32
 class Acceptance:
     """``survival[i, j]``: how likely request class i accepts at least j + 1 drafted tokens; a request belongs to one class.
 
-    It was measured on so many ``requests`` (0: not measured, or unknown), up to ``recorded`` tokens (0: not measured); the rest is extrapolated.
+    ``tokens``: how much each class wrote, in any unit. It was measured on so many ``requests`` (0: not measured, or unknown), up to ``recorded``
+    tokens (0: not measured); the rest is extrapolated.
     """
 
     survival: Float64[np.ndarray, "classes length"]
+    tokens: Float64[np.ndarray, " classes"]
     requests: int = 0
     recorded: int = 0
 
     def classes(self, requests: int, rng: np.random.Generator) -> Int[np.ndarray, " requests"]:
-        """A class for each request: every class once in random order, and again when they are used up."""
-        order = [rng.permutation(len(self.survival)) for _ in range(-(-requests // len(self.survival)))]
-        return np.concatenate(order)[:requests] if order else np.zeros(0, dtype=np.int64)
+        """A class for each request, in random order, as often as the class has ``tokens``.
+
+        The lengths of requests are drawn apart from their classes. If class i comes with probability p_i, has length l_i and wrote t_i tokens,
+        requests then take ``1 / sum(p_i / l_i)`` tokens per step, which is ``sum t_i / sum(t_i / l_i)``, as measured, for p_i in proportion to t_i.
+        """
+        upto = self.tokens.cumsum() / self.tokens.sum()
+        evenly = (np.arange(requests) + rng.random()) / max(requests, 1)
+        return rng.permutation(np.searchsorted(upto[:-1], evenly, side="right"))
 
     def draw(
         self, classes: Int[np.ndarray, " batch"], draft_len: int, rng: np.random.Generator
@@ -39,22 +46,22 @@ class Acceptance:
         return accepted
 
     def length(self, draft_len: int) -> float:
-        """Tokens per step of the target, the target's token included: all tokens over all steps, where all classes write equally many tokens.
+        """Tokens per step of the target, the target's token included: all tokens over all steps.
 
         A class that accepts less takes more steps for its tokens, so this is the harmonic mean of the lengths of the classes.
 
-        >>> Acceptance(np.array([[1.0, 1.0], [0.0, 0.0]])).length(2)
+        >>> Acceptance(np.array([[1.0, 1.0], [0.0, 0.0]]), tokens=np.array([30.0, 30.0])).length(2)
         1.5
         """
-        return float(1 / (1 / self._lengths(draft_len)).mean())
+        return float(self.tokens.sum() / self._steps(draft_len).sum())
 
     def marginals(self, draft_len: int) -> Float64[np.ndarray, " length"]:
         """How often a step accepts at least 1, 2, ... tokens; they add up to ``length - 1``."""
-        steps = 1 / self._lengths(draft_len)
+        steps = self._steps(draft_len)
         return np.asarray(steps @ self.survival[:, :draft_len] / steps.sum())
 
-    def _lengths(self, draft_len: int) -> Float64[np.ndarray, " classes"]:
-        return np.asarray(1 + self.survival[:, :draft_len].sum(axis=1))
+    def _steps(self, draft_len: int) -> Float64[np.ndarray, " classes"]:
+        return np.asarray(self.tokens / (1 + self.survival[:, :draft_len].sum(axis=1)))
 
 
 def from_alpha(alpha: float | Sequence[float]) -> Acceptance:
@@ -62,7 +69,7 @@ def from_alpha(alpha: float | Sequence[float]) -> Acceptance:
     alphas = np.atleast_1d(np.asarray(alpha, dtype=np.float64))
     if not len(alphas) or not ((alphas >= 0) & (alphas <= 1)).all():
         raise UserError(f"alpha is {alpha}", remedy="give an acceptance between 0 and 1")
-    return Acceptance(alphas[:, None] ** np.arange(1, LONGEST + 1))
+    return Acceptance(alphas[:, None] ** np.arange(1, LONGEST + 1), tokens=np.ones(len(alphas)))
 
 
 def from_histograms(histograms: Sequence[Sequence[float]]) -> Acceptance:
@@ -84,7 +91,8 @@ def from_histograms(histograms: Sequence[Sequence[float]]) -> Acceptance:
         at_least = steps[::-1].cumsum()[::-1] / steps.sum()
         beyond = at_least[-1] * last ** np.arange(1, LONGEST + 2 - len(steps))
         rows.append(np.concatenate([at_least[1:], beyond])[:LONGEST])
-    return Acceptance(np.stack(rows), recorded=max(map(len, every)) - 1)
+    tokens = [float(steps @ np.arange(1, len(steps) + 1)) for steps in every]
+    return Acceptance(np.stack(rows), np.array(tokens), recorded=max(map(len, every)) - 1)
 
 
 def alpha_of_length(length: float, draft_len: int) -> float:

@@ -299,6 +299,8 @@ def transformers(pair: Deployment) -> EngineFile:
     command = f'draft.generation_config.update(**json.load(open("{file}")))\n'
     command += "target.generate(**inputs, assistant_model=draft)"
     note = "not a whole config: the draft's own file has more, do not replace it"
+    if pair.confidence:
+        note += "; where scikit-learn is installed, transformers moves the confidence after each block"
     return EngineFile(file, "transformers 5.23", _json(config), command, note)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -112,13 +112,15 @@ def best_lengths(profile: Profile, acceptance: Acceptance, draft_lens: Sequence[
 
 
 def crossing(table: pd.DataFrame, draft_len: int) -> float | None:
-    """The rate at which this length stops paying off, interpolated linearly between two rates; 0 if it never pays off, none if it still does."""
+    """The rate beyond which this length no longer pays off, interpolated linearly between two rates; 0 if it never does, none if it still does."""
     rows = table[table["draft_len"] == draft_len].sort_values("rate")
     rates, gains = rows["rate"].to_numpy(float), rows["speedup"].to_numpy(float)
-    for i in range(1, len(rates)):
-        if gains[i - 1] >= 1 > gains[i]:
+    if gains[-1] >= 1:
+        return None
+    for i in range(len(rates) - 1, 0, -1):
+        if gains[i - 1] >= 1:
             return float(rates[i - 1] + (rates[i] - rates[i - 1]) * (gains[i - 1] - 1) / (gains[i - 1] - gains[i]))
-    return 0.0 if gains[-1] < 1 else None
+    return 0.0
 
 
 def summary(table: pd.DataFrame, lengths: pd.DataFrame, facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -256,7 +258,7 @@ def run(settings: LoadSettings, out: Path, progress: Callable[[str], None]) -> d
         )
     arrivals = fitting(_arrivals(settings), profile)
     most = capacity(arrivals, profile)
-    rates = settings.rates or rates_for(most)
+    rates = sorted({*settings.rates}) or rates_for(most)
     goal = Goal(settings.goal_first, settings.goal_per_token)
     seed = settings.seed
     table = sweep(arrivals, rates, profile, acceptance, goal, seed=seed, draft_lens=draft_lens, progress=progress)
@@ -333,7 +335,7 @@ def fitting(arrivals: traces.Arrivals, profile: Profile) -> traces.Arrivals:
     if fits.all() or not fits.any():  # if none fits, serving says so
         return arrivals
     left_out = {**arrivals.left_out, TOO_LARGE: int((~fits).sum())}
-    return traces.Arrivals(arrivals.seconds[fits], arrivals.prompt[fits], arrivals.output[fits], left_out)
+    return replace(arrivals.take(fits), left_out=left_out)
 
 
 def capacity(arrivals: traces.Arrivals, profile: Profile) -> float:

@@ -23,7 +23,7 @@ from draftlab.files.yaml_files import Place, read_yaml
 SHIPPED = Path(__file__).parent / "profiles"
 Milliseconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 LONGEST = 16_384
-"""Costs of up to so many tokens are tabulated; beyond, the last slope goes on."""
+"""Costs of up to so many tokens are tabulated, or up to the last known one; beyond, the last slope goes on."""
 
 
 class Attention(Settings):
@@ -81,10 +81,10 @@ class Costs(Settings):
 
 
 def _filled(table: Mapping[int, float]) -> np.ndarray:
-    """The times for 0 to ``LONGEST`` tokens: constant below the first known one, and extrapolated with the last slope."""
+    """The times for 0 to ``LONGEST`` tokens or more: constant below the first known one, and extrapolated with the last slope."""
     known = np.array(list(table))
     times = np.array(list(table.values()))
-    wanted = np.arange(LONGEST + 1)
+    wanted = np.arange(max(LONGEST, known[-1]) + 1)
     filled = np.interp(wanted, known, times)
     if len(known) > 1:
         # Between the last two of many points noise decides; the slope is that over the second half of the range.
@@ -97,16 +97,17 @@ def _filled(table: Mapping[int, float]) -> np.ndarray:
 
 
 def _at(filled: np.ndarray, tokens: int) -> float:
-    if tokens <= LONGEST:
+    last = len(filled) - 1
+    if tokens <= last:
         return float(filled[tokens])
-    return float(filled[-1] + (filled[-1] - filled[-2]) * (tokens - LONGEST))
+    return float(filled[-1] + (filled[-1] - filled[-2]) * (tokens - last))
 
 
 class Profile(Settings):
     """A machine with a model on it, and the source of its numbers.
 
     The limits are those of ``engine``: ``kv_tokens`` in the cache, ``max_sequences`` at once, ``max_tokens`` in a step.
-    ``overhead`` is the time of a step outside the models (ms).
+    ``overhead`` is the time of a step outside the models, ``per_block`` the additional time if the step drafts (ms).
     """
 
     name: str
@@ -120,6 +121,7 @@ class Profile(Settings):
     target: Costs
     draft: Costs | None = None
     overhead: Milliseconds = 0.0
+    per_block: Milliseconds = 0.0
     kv_tokens: Count
     kv_block: Count = 16
     max_sequences: Count = 256
@@ -128,7 +130,7 @@ class Profile(Settings):
     def block_ms(self, batch: int, context: float, draft_len: int) -> float:
         """Milliseconds of drafting and verifying one block of each of ``batch`` requests with ``context`` tokens before them."""
         read, cached = batch * (draft_len + 1), batch * context
-        ms = self.overhead + self.target.step(read, read, batch, cached)
+        ms = self.overhead + (self.per_block if draft_len else 0.0) + self.target.step(read, read, batch, cached)
         if draft_len and self.draft is not None:
             ms += self.draft.step(read, batch, batch, cached)
             ms += (draft_len - 1) * self.draft.step(batch, batch, batch, cached)

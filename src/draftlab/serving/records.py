@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from draftlab.serving.acceptance import Acceptance, from_histograms
 class Counts:
     """Blocks verified, tokens drafted (NaN: the engine does not say) and accepted, of one request or of ``requests`` together.
 
-    ``histogram`` counts the blocks that accepted 0, 1, 2, ... tokens.
+    ``histogram`` counts the blocks that accepted 0, 1, 2, ... tokens; ``by_length`` holds one for each draft length, where the engine says.
     """
 
     engine: str
@@ -28,6 +29,7 @@ class Counts:
     accepted: float
     requests: float = 1
     histogram: tuple[float, ...] | None = None
+    by_length: tuple[tuple[float, ...], ...] = ()
 
 
 def _vllm_request(row: Mapping[str, Any]) -> Counts | None:
@@ -38,7 +40,10 @@ def _vllm_request(row: Mapping[str, Any]) -> Counts | None:
         return None
     names = ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")
     drafts, drafted, accepted = (_number(metrics[name]) for name in names)
-    return Counts("vllm", drafts, drafted, accepted, histogram=_histogram(metrics.get("acceptance_histogram")))
+    histogram = _histogram(metrics.get("acceptance_histogram"))
+    own = dict(metrics.get("acceptance_histogram_by_draft_length") or {}).values()
+    by_length = tuple(one for one in map(_histogram, own) if one and len(one) > 1)
+    return Counts("vllm", drafts, drafted, accepted, histogram=histogram, by_length=by_length)
 
 
 def _vllm_bench(row: Mapping[str, Any]) -> Counts | None:
@@ -111,7 +116,7 @@ def _histogram(counts: Any) -> tuple[float, ...] | None:
     """Read a histogram: a list, or an object that maps the number of accepted tokens to the count."""
     if isinstance(counts, Mapping):
         counts = [counts.get(str(i), 0) for i in range(max(map(int, counts), default=-1) + 1)]
-    return tuple(map(_number, counts)) if isinstance(counts, Sequence) and len(counts) > 1 else None
+    return tuple(map(_number, counts)) if isinstance(counts, Sequence) and counts else None
 
 
 def read_one(row: Any) -> Counts | None:
@@ -200,6 +205,37 @@ def acceptance(path: Path) -> Acceptance:
             file=path,
             remedy="record per-request metrics (vLLM: --per-request-spec-decode-metrics summary), or give --alpha",
         )
+    longest = max(2, *(len(counts.histogram or ()) for counts in measured))
     requests = sum(counts.requests for counts in measured)
-    found = from_histograms([counts.histogram for counts in measured if counts.histogram is not None])
+    short = sum(
+        counts.engine == "vllm"
+        and not counts.by_length
+        and counts.drafted < counts.drafts * (len(counts.histogram or ()) - 1)
+        for counts in measured
+    )
+    if short:
+        print(
+            f"{path}: {short} of {len(measured)} records have blocks of fewer drafted tokens, counted as rejections",
+            file=sys.stderr,
+        )
+    found = from_histograms([_complete(counts, longest) for counts in measured])
     return replace(found, requests=0 if math.isnan(requests) else round(requests))
+
+
+def _complete(counts: Counts, longest: int) -> list[float]:
+    """The histogram of a request as if all its blocks had been of its longest draft length, for as many tokens.
+
+    SGLang cuts a histogram at the largest count that the request saw: it is padded up to its draft length, or else to the ``longest`` one.
+    With ``by_length``, the chance to accept token j after token j - 1 is that of the blocks that drafted token j.
+    """
+    if not counts.by_length:
+        histogram, drafted = list(counts.histogram or ()), counts.drafted / max(counts.drafts, 1)
+        length = math.ceil(drafted) + 1 if drafted > 0 else longest
+        return histogram + [0.0] * (length - len(histogram))
+    survival = [1.0]
+    for j in range(1, max(map(len, counts.by_length))):
+        drafted_it = [blocks for blocks in counts.by_length if len(blocks) > j]
+        reached = sum(sum(blocks[j - 1 :]) for blocks in drafted_it)
+        survival.append(survival[-1] * sum(sum(blocks[j:]) for blocks in drafted_it) / max(reached, 1e-12))
+    blocks = (counts.drafts + counts.accepted) / sum(survival)
+    return [blocks * (a - b) for a, b in itertools.pairwise([*survival, 0.0])]

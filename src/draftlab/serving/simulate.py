@@ -92,7 +92,9 @@ def serve(
     if acceptance and draft_len >= profile.max_tokens:
         what = f"a block of {draft_len} drafted tokens does not fit a step of {profile.max_tokens} tokens"
         raise UserError(what, remedy="give shorter draft lengths, or raise max_tokens of the profile")
-    classes = acceptance.classes(count, rng) if acceptance else np.zeros(count, dtype=np.int64)
+    classes = np.zeros(count, dtype=np.int64) if arrivals.classes is None else arrivals.classes
+    if acceptance and arrivals.classes is None:
+        classes = acceptance.classes(count, rng)
     first, last = np.full(count, np.nan), np.full(count, np.nan)
     emitted_so_far = np.zeros(count, dtype=np.int64)
     waiting: deque[int] = deque()
@@ -117,7 +119,8 @@ def serve(
             new[decoding & (new < 1 + drafted)] = 0  # a block is verified whole
         # While the cache is too small, the youngest request leaves it.
         full = False
-        held = -(-(running[CONTEXT] + new) // block)
+        kept = np.where(decoding, np.minimum(new, running[LEFT]), new)  # nothing is kept beyond a request's last token
+        held = -(-(running[CONTEXT] + kept) // block)
         used = int(held.sum())
         while used > room:
             used -= int(held[-1])
@@ -205,7 +208,7 @@ def _step_ms(
     chunk, pairs = int(chunks.sum()), float((chunks * (before + chunks / 2)).sum())
     # A whole number of requests has nothing drafted: the one below or the one above the mean, each as often as the mean demands.
     idle, often = divmod(batch * (1 - share), 1) if drafted else (0.0, 0.0)
-    ms = profile.overhead
+    ms = profile.overhead + (profile.per_block if drafted else 0.0)
     for nothing, weight in ((int(idle), 1 - often), (int(idle) + 1, often)):
         if weight:
             less = nothing * drafted

@@ -14,7 +14,6 @@ from jaxtyping import Float64, Int64
 
 from draftlab.core.stats import ENOUGH
 from draftlab.core.theory import expected_block_length
-from draftlab.serving.acceptance import alpha_of_length
 from draftlab.serving.costs import DRAWS, LONGEST, BlockCosts
 from draftlab.serving.verdict_format import Ceiling, Outcome, Range
 
@@ -69,12 +68,16 @@ def speedup(rows: pd.DataFrame, costs: BlockCosts, future: int = 0) -> Range:
     calls[request, below + 1] += drafting * share
     weights = _weights(rows, future or len(rows))
     seconds = (weights @ calls[:, :-1] * costs.verify).sum(axis=1)
-    terms = [("steps", costs.step), ("whole", costs.catch_up), ("changes", costs.change), ("blocks", costs.loop)]
-    if str(rows["option"].iloc[0]).startswith("lookup"):
-        terms.append(("blocks", costs.lookup))
-    for count, cost in terms:
+    for count, cost in [("steps", costs.step), *around(rows, costs)]:
         seconds = seconds + weights @ rows[count].to_numpy() * cost[:, column]
     return range_of(weights @ rows["emitted"].to_numpy() / seconds)
+
+
+def around(rows: pd.DataFrame, costs: BlockCosts) -> list[tuple[str, Float64[np.ndarray, "draws lengths"]]]:
+    """What blocks cost beyond the draft's steps and the target's calls: the column that counts it, and its cost."""
+    terms = [("whole", costs.catch_up), ("changes", costs.change), ("blocks", costs.loop)]
+    looks_up = str(rows["option"].iloc[0]).startswith("lookup")
+    return [*terms, ("blocks", costs.lookup)] if looks_up else terms
 
 
 def ratio(rows: pd.DataFrame, above: str, below: str) -> Range:
@@ -99,7 +102,7 @@ def too_few(rows: pd.DataFrame) -> str:
 
 
 def ceiling(rows: pd.DataFrame, costs: BlockCosts) -> Ceiling:
-    """The best possible speed-up at these costs, and with more drafts from this distribution."""
+    """The best possible speed-up at these costs, and an estimate of it with more drafts from this distribution: as if positions were alike."""
     lengths = range(1, LONGEST + 1)
     alphas = {}
     for drafts in (2, 4):
@@ -110,7 +113,12 @@ def ceiling(rows: pd.DataFrame, costs: BlockCosts) -> Ceiling:
     return Ceiling(perfect=max((n + 1) / costs.block(n, 1.0) for n in lengths), optimum_alpha=alphas, optimum=optimum)
 
 
-def break_even(costs: BlockCosts) -> float | None:
-    """The smallest acceptance at which a draft of this cost pays off at some length; None if there is none."""
-    blocks = {n: costs.block(n) for n in range(1, LONGEST + 1)}
-    return min((alpha_of_length(max(cost, 1.0), n) for n, cost in blocks.items() if cost <= n + 1), default=None)
+def break_even(costs: BlockCosts, beside: float = 0.0) -> float | None:
+    """The smallest acceptance, to 0.001, at which a draft of this cost pays off at some length; None if there is none.
+
+    ``beside``: what each block with drafted tokens pays for changes between calls and for blocks without, in steps.
+    """
+    lengths = range(1, LONGEST + 1)
+    alphas = (n / 1000 for n in range(1001))
+    pays = (a for a in alphas if any(expected_block_length(a, n) >= costs.block(n, a**n) + beside for n in lengths))
+    return next(pays, None)

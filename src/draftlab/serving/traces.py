@@ -12,24 +12,28 @@ import zlib
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float64, Int
+from jaxtyping import Bool, Float64, Int
 
 from draftlab.errors import UserError
 
 
 @dataclass(frozen=True)
 class Arrivals:
-    """Requests in order of arrival: seconds since the first, tokens read and tokens written; what was left out, by reason."""
+    """Requests in order of arrival: seconds since the first, tokens read and tokens written; what was left out, by reason.
+
+    ``classes`` are their classes of acceptance; None: acceptance is drawn apart from the lengths.
+    """
 
     seconds: Float64[np.ndarray, " requests"]
     prompt: Int[np.ndarray, " requests"]
     output: Int[np.ndarray, " requests"]
     left_out: Mapping[str, int]
+    classes: Int[np.ndarray, " requests"] | None = None
 
     @property
     def rate(self) -> float:
@@ -38,12 +42,19 @@ class Arrivals:
         return (len(self.seconds) - 1) / span if span > 0 else math.inf
 
     def at_rate(self, rate: float) -> Arrivals:
-        """The same requests, with the time between them stretched so that ``rate`` arrive per second."""
+        """The same requests, with the time between them stretched so that ``rate`` arrive per second; a single one comes at 0."""
         if not rate > 0:
             raise UserError(f"a rate of {rate} requests a second", remedy="give a rate above 0")
+        if len(self.seconds) == 1:
+            return self
         if not math.isfinite(self.rate):
             raise UserError("all requests come at once", remedy="give a trace of several times")
-        return Arrivals(self.seconds * (self.rate / rate), self.prompt, self.output, self.left_out)
+        return replace(self, seconds=self.seconds * (self.rate / rate))
+
+    def take(self, chosen: Int[np.ndarray, " some"] | Bool[np.ndarray, " requests"]) -> Arrivals:
+        """Only the ``chosen`` ones."""
+        classes = None if self.classes is None else self.classes[chosen]
+        return Arrivals(self.seconds[chosen], self.prompt[chosen], self.output[chosen], self.left_out, classes)
 
 
 @dataclass(frozen=True)
@@ -182,8 +193,8 @@ def poisson(lengths: Arrivals, requests: int, rate: float, rng: np.random.Genera
     if not rate > 0 or not burst > 0:
         raise UserError(f"a rate of {rate} and a burst of {burst}", remedy="give numbers above 0")
     gaps = rng.gamma(1 / burst, burst / rate, requests)
-    chosen = rng.integers(len(lengths.prompt), size=requests)
-    return Arrivals(np.cumsum(gaps) - gaps[0], lengths.prompt[chosen], lengths.output[chosen], lengths.left_out)
+    chosen = lengths.take(rng.integers(len(lengths.prompt), size=requests))
+    return replace(chosen, seconds=np.cumsum(gaps) - gaps[0])
 
 
 def constant(prompt: int, output: int) -> Arrivals:

@@ -17,7 +17,17 @@ from draftlab.serving.acceptance import alpha_of_length, from_alpha
 from draftlab.serving.costs import BlockCosts
 from draftlab.serving.load import CONTEXTS, Goal, best_lengths, fitting, sweep
 from draftlab.serving.profiles import Profile
-from draftlab.serving.speedup import break_even, ceiling, conversations, outcome, range_of, ratio, speedup, too_few
+from draftlab.serving.speedup import (
+    around,
+    break_even,
+    ceiling,
+    conversations,
+    outcome,
+    range_of,
+    ratio,
+    speedup,
+    too_few,
+)
 from draftlab.serving.verdict_format import (
     NAMES,
     AtLength,
@@ -63,9 +73,14 @@ def judge(name: str, rows: pd.DataFrame, costs: BlockCosts) -> Option:
     has_draft = bool(replayed["steps"].any())
     verdict = outcome(best.speedup, replayed)
     model_costs = costs if has_draft else _without_steps(costs)
+    if name.startswith("lookup"):
+        model_costs = replace(model_costs, loop=costs.loop + costs.lookup)
     longest = best.model_copy(update={"draft_len": held_out["draft_len"].max()})
     most = ceiling(_at(held_out, longest), model_costs)
-    tips = None if best.threshold else break_even(model_costs)
+    empty, changes = (float(replayed[column].sum() / replayed["blocks"].sum()) for column in ("empty", "changes"))
+    length = best.draft_len - 1
+    beside = changes * costs.change[0, length] + empty * model_costs.loop[0, length]
+    tips = None if best.threshold else break_even(model_costs, float(beside / max(1 - empty, 1e-9)))
     alpha = ratio(replayed, "accepted", "visited")
     return Option(
         name=name,
@@ -111,8 +126,6 @@ def _reason(
         return f"no {'draft' if has_draft else 'lookup'} of this cost can help: a perfect one gives {most.perfect:.2f}"
     if verdict == "not yet known":
         return f"{speedup.show()} includes 1: use more requests, or a quieter machine"
-    if most.optimum and max(most.optimum.values()) <= 1:
-        return f"no number of drafts like this one can help: four at their optimum give at most {max(most.optimum.values()):.2f}"
     what, it = ("this draft does not help, others could", "a draft") if has_draft else ("it finds too little", "it")
     wanted = f"; {it} would pay off from {tips:.2f}" if tips is not None else ""
     return f"{what}: acceptance is {alpha.estimate:.2f}{wanted}"
@@ -168,13 +181,16 @@ def _by_batch(rows: pd.DataFrame, costs: BlockCosts) -> dict[int, int]:
 
 
 def _profile_of(rows: pd.DataFrame, costs: BlockCosts) -> Profile:
-    """The hardware with these requests' draft, which makes every step of a block there.
+    """The hardware with these requests' draft, which makes every step of a block there, and with what their blocks cost beyond the models' calls.
 
-    Where lookup saves it some steps, all of its work is as much cheaper instead.
+    Where lookup saves the draft some steps, all of its work is as much cheaper instead.
     """
     taken = float(rows["steps"].sum() / (rows["blocks"] * rows["draft_len"]).sum())
     draft = costs.profile.draft.scaled(taken) if taken and costs.profile.draft else None
-    return costs.profile.model_copy(update={"draft": draft})
+    column = int(rows["draft_len"].iloc[0]) - 1
+    beyond = sum(float(rows[count].sum()) * cost[0, column] for count, cost in around(rows, costs))
+    per_block = 1e3 * costs.seconds * beyond / float(rows["blocks"].sum())
+    return costs.profile.model_copy(update={"draft": draft, "per_block": per_block})
 
 
 def _forecast(rows: pd.DataFrame) -> Forecast:
@@ -211,22 +227,28 @@ def under_load(
     trace: traces.Arrivals | None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> list[AtLoad]:
-    """The simulated server at and around the given load; each request has the acceptance that it had in replay."""
+    """The simulated server at and around the given load, for requests drawn from the log: each with its lengths and its acceptance in replay.
+
+    With a trace, which has lengths of its own, acceptance is drawn from the log in proportion to its tokens.
+    """
     replayed = _at(rows[(rows["split"] == "eval") & (rows["option"] == option.name)], option)
     block_lengths = (replayed["emitted"] / replayed["blocks"]).clip(1, option.draft_len + 1)
     alphas = np.array([alpha_of_length(length, option.draft_len) for length in block_lengths])
     share = 1 - float(replayed["empty"].sum() / replayed["blocks"].sum())
     profile = _profile_of(replayed, costs)
     prompts, outputs = replayed["prompt_tokens"].to_numpy(int), replayed["emitted"].to_numpy().astype(int)
-    requests = fitting(trace or traces.Arrivals(np.zeros(len(replayed)), prompts, outputs, {}), profile)
+    count = len(replayed)
+    requests = fitting(trace or traces.Arrivals(np.zeros(count), prompts, outputs, {}), profile)
     rates = [(rate or (trace.rate if trace else 1.0)) * times for times in SHARES]
 
     def simulate(draft_lens: Sequence[int], seed: int) -> pd.DataFrame:
         """The speed-up of each draft length (rows) at each rate (columns)."""
         progress(f"simulating {NAMES[option.name]} under load, {seed + 1} of at most {LOADS}")
         rng = np.random.default_rng(seed)
-        acceptance = from_alpha((rng.choice(alphas, len(alphas)) if seed else alphas).tolist())
-        arrivals = requests if trace else traces.poisson(requests, ARRIVALS, 1.0, rng)
+        log = rng.choice(count, count) if seed else np.arange(count)
+        acceptance = replace(from_alpha(alphas[log].tolist()), tokens=outputs[log].astype(float))
+        own = traces.Arrivals(np.zeros(count), prompts[log], outputs[log], {}, np.arange(count))
+        arrivals = requests if trace else traces.poisson(fitting(own, profile), ARRIVALS, 1.0, rng)
         table = sweep(arrivals, rates, profile, acceptance, Goal(), seed=seed, draft_lens=draft_lens, share=share)
         return table.pivot_table(index="draft_len", columns="rate", values="speedup")
 

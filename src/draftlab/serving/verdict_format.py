@@ -52,9 +52,10 @@ class Part(_Record):
 
 
 class Ceiling(_Record):
-    """The best possible speed-up at these costs, with a ``perfect`` draft (alpha = 1) and with an ``optimum`` of several drafts.
+    """The best possible speed-up at these costs with a ``perfect`` draft (alpha = 1), and an estimate of it with an ``optimum`` of several drafts.
 
-    The optimum is that of 2 and 4 drafts from the same distribution, if verifying the additional drafts were free (empty if not computed).
+    The optimum is that of 2 and 4 drafts from the same distribution, if verifying the additional drafts were free (empty if not computed). Its
+    mean acceptance is used as if all positions were alike; where easy positions follow hard ones, the speed-up may be higher.
     """
 
     perfect: float
