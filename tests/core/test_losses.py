@@ -105,6 +105,15 @@ def test_half_precision_logits_lose_nothing_but_their_own_digits(name: str) -> N
     torch.testing.assert_close(LOSSES[name](draft, target), LOSSES[name](draft.float(), target.float()))
 
 
+@pytest.mark.parametrize("name", LOSSES)
+def test_several_predictions_of_a_position_are_each_compared_with_its_target(name: str) -> None:
+    """As Medusa heads make them."""
+    generator = torch.Generator().manual_seed(0)
+    drafts, target = torch.randn(2, 3, 5, generator=generator), torch.randn(3, 5, generator=generator)
+    together = LOSSES[name](drafts, target)
+    torch.testing.assert_close(together, torch.stack([LOSSES[name](draft, target) for draft in drafts]))
+
+
 def test_one_hot_target_makes_forward_kl_the_cross_entropy() -> None:
     draft, tokens = torch.randn(4, 9), torch.tensor([3, 0, 8, 3])
     expected = torch.nn.functional.cross_entropy(draft, tokens, reduction="none")

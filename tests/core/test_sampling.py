@@ -145,6 +145,8 @@ def test_weights_below_the_smallest_float_are_drawn_like_others() -> None:
 def test_a_nucleus_that_is_met_exactly_has_no_token_more() -> None:
     kept = to_probs(torch.zeros(1, 10), Sampling(top_p=0.8))
     assert (kept > 0).sum() == 8
+    assert to_probs(torch.arange(10.0)[None], Sampling(top_p=1e-13)).argmax() == 9
+    assert to_probs(torch.arange(10.0)[None], Sampling(top_p=1e-13)).sum() == 1
 
 
 def test_logits_with_a_gradient_can_be_filtered() -> None:

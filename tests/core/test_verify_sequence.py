@@ -50,7 +50,7 @@ def test_tree_verifiers_emit_the_targets_distribution(name: str, size: tuple[int
     assert actual.error <= 1e-12
 
 
-@pytest.mark.parametrize("size", [(3, 1, 3), (4, 1, 4), (3, 2, 3)])
+@pytest.mark.parametrize("size", [(3, 1, 3), (4, 1, 4)])
 @pytest.mark.parametrize("name", TREE_VERIFIERS)
 def test_tree_verifiers_are_lossless_when_other_drafts_lie_between_equal_ones(
     name: str, size: tuple[int, int, int]

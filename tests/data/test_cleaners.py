@@ -419,6 +419,29 @@ def test_logs_of_other_servers_and_shippers(row: dict[str, object]) -> None:
     assert (found.text, found.reference, found.conversation) == ("The capital of France?", "Paris.", [])
 
 
+@pytest.mark.parametrize("text", ['{"done": true, "action": "click"}', '{"candidates": ["a", "b"]}', '{"done": false}'])
+def test_an_answer_that_is_json_stays_text(text: str) -> None:
+    assert cleaners.prompts({"prompt": "Do it.", "response": text}).reference == text
+    assert cleaners.prompts({"instruction": "Do it.", "output": text}).reference == text
+
+
+@pytest.mark.parametrize(
+    "text", ['[{"parts": [1, 2]}]', '[{"type": "function", "content": "x"}]', '[[{"role": "user", "content": "x"}]]']
+)
+def test_a_prompt_that_is_json_stays_text(text: str) -> None:
+    assert cleaners.prompts({"prompt": text}).text == text
+
+
+def test_other_fields_are_neither_the_message_nor_its_answer() -> None:
+    message = {"role": "user", "content": "x", "type": "message", "data": {"content": "other"}}
+    assert cleaners.prompts({"messages": [message]}).text == "x"
+    event = {"type": "web_search_call", "content": []}
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": [{"refusal": "no"}]}, event, message]
+    assert cleaners.prompts({"messages": turns}).text == "x"
+    assert cleaners.prompts({"prompt": "A", "message": {"text": "a line of a log", "level": "info"}}).reference is None
+    assert cleaners.prompts({"prompt": "A", "response": "gold", "response_body": "x"}).reference == "gold"
+
+
 SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}}
 ADD = {"name": "add", "description": "Adds."}
 OFFERED = [{"type": "function", "function": {**ADD, "parameters": SCHEMA}}]

@@ -255,6 +255,7 @@ def test_a_prompt_that_python_cannot_read_is_a_broken_line(tmp_path: Path) -> No
         "Nov  6 09:52:11 host vllm[7]: Application startup complete.",
         '10.0.0.1 - - [26/Nov/2025:09:52:11 +0000] "POST /v1/completions HTTP/1.1" 200',
         "INFO 11-26 09:52:11 [logger.py:39] Received request cmpl-0: params: SamplingParams(n=1)",
+        "INFO:     Started server process [1]",
     ],
 )
 def test_a_log_without_prompts_is_refused(tmp_path: Path, line: str) -> None:
@@ -268,6 +269,8 @@ def test_a_log_without_prompts_is_refused(tmp_path: Path, line: str) -> None:
     [
         ("a.txt", "INFO is what?\nWhy?\nThe time is 12:30:45. And then?\n"),
         ("a.txt", "Information on 2025-11-26\nAn ERROR occurs\n"),
+        ("a.txt", "CRITICAL thinking: name three rules.\nERROR handling in Go?\nINFO: what does this mean?\n"),
+        ("a.txt", "Fix my cron 2024-01-01T10:00:00\nThe meeting is at 3 10:00:00 today?\n"),
         ("a.log", '{"time": "2025-11-26 09:52:11", "prompt": "one"}\n' * 2),
         ("a.json", '[\n{"t": "2025-11-26 09:52:11", "prompt": "one"}\n]'),
     ],

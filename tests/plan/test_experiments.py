@@ -891,6 +891,17 @@ def test_a_figure_names_columns_and_measures_of_its_stage(tmp_path, figure, mess
         plan.load_experiment(write(tmp_path, figure={"curves": {"x": "epoch", "xlabel": "x"} | figure}))
 
 
+def test_a_finding_may_name_a_value_that_a_scales_file_sets(tmp_path):
+    for folder in ("experiments", "scales"):
+        (tmp_path / folder).mkdir()
+    size = {"experiments": {"osd_test": {"axes": {"dataset": ["dolly"]}}, "osd_other": None}}
+    (tmp_path / "scales/mine.yaml").write_text(yaml.safe_dump(size), encoding="utf-8")
+    finding = {"left": {"dataset": "dolly"}, "more": "{gap}", "level": "{gap}"}
+    assert plan.load_experiment(write(tmp_path / "experiments", finding=finding))
+    with pytest.raises(UserError, match="no rows with method fd"):
+        plan.load_experiment(write(tmp_path / "experiments", finding=finding | {"left": {"method": "fd"}}))
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -141,7 +141,7 @@ def test_a_panel_of_one_dataset_counts_no_others(known):
 def test_classes_that_print_leaves_out_are_named(known):
     table = tidy.read(ROOT / "paper_figures/laptop/data/osd_arena_classes.csv.gz", "osd_arena_classes")
     footer = " ".join(figures.figure("osd_arena_classes", table, "laptop", known).get_supxlabel().split())
-    assert "printed: shares without English" in footer
+    assert "printed shares leave out English" in footer
 
 
 def test_printed_values_are_drawn(known):

@@ -107,6 +107,7 @@ def test_fine_tuning_passes_over_tokens_outside_the_head():
     kept, labels = torch.tensor([1, 4, 8]), torch.tensor([4, 5])
     logits = torch.randn(2, 3, generator=torch.Generator().manual_seed(0)).requires_grad_()
     losses = losses_at("hard_label", logits, torch.zeros(2, 4), labels, kept)
+    assert losses_at("forward_kl", torch.zeros(0, 4), torch.zeros(0, 4), labels[:0]).shape == (0,)
     assert losses[1] == 0
     torch.testing.assert_close(losses[0], -logits[0].log_softmax(-1)[1])
     losses.sum().backward()

@@ -83,7 +83,7 @@ def jsd(draft_logits: Logits, target_logits: Logits, beta: float = 0.5) -> Float
     log_mixture = torch.lerp(draft, target, beta).clamp_min_(torch.finfo(draft.dtype).tiny).log_()
     slope = log_draft.sub_(log_mixture)
     mean = _dot(draft, slope)
-    value = beta * _dot(target, log_target.sub_(log_mixture)) + (1 - beta) * mean
+    value = beta * _dot(target, log_target - log_mixture) + (1 - beta) * mean
     return _with_gradient(draft_logits, value, (1 - beta) * _through_softmax(draft, slope, mean))
 
 

@@ -29,7 +29,7 @@ FIRST_SORT = 1024
 """Top-p first sorts this many tokens (a sixteenth of a small vocabulary), and four times as many again while their mass is too small."""
 
 NUCLEUS_ROUNDING = 1e-12
-"""How far below ``top_p`` the mass of a nucleus may be, because of rounding."""
+"""The part of ``top_p`` that may be missing from the mass of a nucleus, because of rounding."""
 WHOLE_SORT = 4096
 """Vocabularies up to this size are sorted whole."""
 
@@ -86,10 +86,10 @@ def _truncate(probs: Float64[Tensor, "*batch vocab"], top_k: int, top_p: float) 
         if top_k < vocab:
             values = values / values.sum(-1, keepdim=True)
         mass = values.cumsum(-1)
-        if count >= top_k or bool((mass[..., -1] >= top_p - NUCLEUS_ROUNDING).all()):
+        if count >= top_k or bool((mass[..., -1] >= top_p * (1 - NUCLEUS_ROUNDING)).all()):
             break
         count = min(4 * count, vocab)
-    kept = values * ((mass - values < top_p - NUCLEUS_ROUNDING) if top_p < 1 else 1.0)
+    kept = values * ((mass - values < top_p * (1 - NUCLEUS_ROUNDING)) if top_p < 1 else 1.0)
     return torch.zeros_like(probs).scatter_(-1, ids, kept / kept.sum(-1, keepdim=True))
 
 
@@ -127,7 +127,8 @@ def draft_tokens(draft_probs: Tables, drafting: Drafting, generator: Generator) 
     while tokens.shape[1] < drafts:
         # What remains is summed again: 1 minus the drawn mass loses all digits on a peaked distribution.
         most = rest.amax(-1, keepdim=True)
-        rest = rest / most.where((most > 0) & (most < SMALLEST), 1.0)
+        if bool((most < SMALLEST).any()):
+            rest = rest / most.where((most > 0) & (most < SMALLEST), 1.0)
         drawn = draw(rest, 1, generator).clamp_max(rest.shape[-1] - 1)
         rest.scatter_(-1, drawn, 0.0)
         tokens = torch.cat([tokens, drawn], -1)

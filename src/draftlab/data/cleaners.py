@@ -214,8 +214,12 @@ def _is_request(held: object) -> bool:
 
 def _renamed(row: Row) -> Row:
     """The row with the usual names in place of ``ALIASES``."""
-    known = {ALIASES[name]: row[name] for name in row.keys() & ALIASES.keys() if row[name]}
-    known |= {ALIASES[name]: decoded(row[name]) for name in row.keys() & PACKED.keys() if isinstance(row[name], str)}
+    known: dict[str, object] = {}
+    for name, usual in ALIASES.items():
+        value, given = row.get(name), row.get(usual)
+        value = decoded(value) if name in PACKED and isinstance(value, str) else value
+        if value and (not given or (isinstance(given, str) and not isinstance(value, str))):
+            known.setdefault(usual, value)
     if is_conversation(row.get("contents")):  # Gemini's
         known["messages"] = row["contents"]
     return {**{name: value for name, value in row.items() if name not in ALIASES}, **known} if known else row
@@ -240,16 +244,20 @@ def _is_packed(name: str, held: object, row: Row) -> bool:
     if name in ("history", "chat_history"):
         return isinstance(held, list)
     if name in ("output", "response"):
-        return isinstance(held, Mapping) and bool(
-            {"choices", "content", "output", "candidates", "generated_text", "done"} & held.keys()
-        )
+        if not isinstance(held, Mapping) or {"choices", "content", "output"} & held.keys():
+            return isinstance(held, Mapping)
+        return bool({"candidates", "generated_text", "done"} & held.keys()) and answered({"response": held}) is not None
     if name in SHIPPED:
         return _is_request(held)
     if name in PROMPT_FIELDS and not (name == "inputs" and isinstance(held, Mapping)):
         is_alone = not any(isinstance(row.get(field), str) for field in PROMPT_FIELDS if field != name)
         if name == "input" and isinstance(held, Mapping):
             held = next((held[field] for field in CONVERSATION_FIELDS if field in held), None)
-        return is_alone and is_conversation(held)
+        is_named = name in ("input", "inputs") or (
+            isinstance(held, list)
+            and all(isinstance(item, Mapping) and {"role", "from"} & item.keys() for item in held)
+        )
+        return is_alone and is_named and is_conversation(held)
     # The server TGI has ``parameters`` beside a prompt ``inputs``.
     return name in (*LOGGED, *GIVEN) and isinstance(held, Mapping) and not (name == "inputs" and "parameters" in row)
 

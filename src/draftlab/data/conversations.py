@@ -100,7 +100,10 @@ MORE = ("tool_calls", "function_call", "reasoning_content")
 def _common(message: Row) -> Row:
     """A message of LangChain, Gemini, Bedrock or OpenTelemetry with its role and the parts of its content in the usual form."""
     inside = message.get("kwargs", message.get("data"))
-    if isinstance(inside, Mapping) and isinstance(message.get("type"), str):  # LangChain's, written as objects
+    is_bare = not {"role", "from", "content"} & message.keys()
+    if (
+        is_bare and isinstance(inside, Mapping) and isinstance(message.get("type"), str)
+    ):  # LangChain's, written as objects
         message = {"type": message["type"], **inside}
     more = message.get("additional_kwargs")
     if isinstance(more, Mapping):
@@ -149,7 +152,7 @@ def _part(part: Any) -> Any:
             return {"type": "thinking", "thinking": text.get("text") if isinstance(text, Mapping) else None}
         case None if part.get("thought") is True:
             return {"type": "thinking", "thinking": part.get("text")}
-        case None if "text" not in part:
+        case None if not {"text", "refusal", "content"} & part.keys():
             return {"type": "image"}  # or another thing that is no text
     return part
 
@@ -164,7 +167,7 @@ def _turns(message: Row) -> list[Turn]:
             return [_result(message, message.get("output"), message.get("call_id"))]
         case "reasoning":
             return [Turn("assistant", "", reasoning=_reasoning(message))]
-        case str() if not {"role", "from", "content"} & message.keys():
+        case str() if not {"role", "from"} & message.keys():
             return []  # calls of the server's own tools
     name = as_text(message.get("role", message.get("from")), "role").lower()
     if name in CALLS:  # as ShareGPT's files name a call
@@ -379,9 +382,11 @@ def answered(row: Row) -> str | None:
     inside = [
         place.get(name)
         for place in (first, output, answer)
-        if isinstance(place, Mapping)
+        if isinstance(place, Mapping) and place is not row
         for name in ("message", "content")
     ]
+    if answer is row and isinstance(said := row.get("message"), Mapping) and "role" in said:
+        inside.append(said)
     for message in (first, *inside, output, answer, *spoken):
         if not isinstance(message, Mapping) or message is row or _kind(message) in THOUGHTS:
             continue

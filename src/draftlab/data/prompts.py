@@ -10,7 +10,7 @@ from typing import Any
 RENDERED = re.compile(
     r"\s*(?:<s>|<bos>)?\s*(?:<\|\w+\|>|<｜|<start_of_turn>|<fim_prefix>|\[INST\]|\[SYSTEM_PROMPT\]|\[gMASK\])"
 )
-"""How a text begins that is in a model's chat template already."""
+"""The beginning of a text that is already in a chat template with special tokens."""
 
 
 @dataclass(frozen=True)

@@ -343,8 +343,10 @@ def _header(cells: Sequence[str], name: str, line: int) -> list[str]:
 
 
 LEVEL = "TRACE|DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL"
-LOG = re.compile(rf"[\s\[(]*(?:{LEVEL})\b|[^\"{{]{{0,40}}?\d[T :]\d\d:\d\d:\d\d".encode())
-"""A line of a log begins with a level or a time."""
+TIME = r"(?:[A-Z][a-z]{2} +\d{1,2} |\d[\d/.-]*[T ,]*)?\d\d:\d\d:\d\d"
+ACCESS = r"\S+ \S+ \S+ \[\d\d/\w{3}/\d{4}:\d\d:"
+LOG = re.compile(rf"[\s\[(]*(?:\w[\w =]*\) *)?(?:(?:{LEVEL})(?:\]|\t|:\s\s|:?\s+[\[\d])|{TIME})|{ACCESS}".encode())
+"""A line of a log begins with a level and a number, or with a time, or it is a web server's."""
 WRITTEN = r"""None|'[^'\\]*(?:\\.[^'\\]*)*'|"[^"\\]*(?:\\.[^"\\]*)*\""""
 VLLM = re.compile(rf"equest \S+(?: details)?: prompt: ({WRITTEN}), ")
 """A request in vLLM's log, with the prompt as Python writes it."""

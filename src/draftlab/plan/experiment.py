@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import re
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from string import Formatter
@@ -195,12 +197,16 @@ def load_experiment(path: Path) -> Experiment:
         remedy = f"allowed: {', '.join(views)}" if views else "remove it"
         raise Place(path).error(f"unknown view {experiment.view!r} of {experiment.stage}", ["view"], remedy=remedy)
     variants = [variant for scale in experiment.scales for variant in experiment.check(scale, place(path, scale))]
-    _check_shown(experiment, variants, Place(path))
+    sized = _sized(path.parent.parent / "scales").get(path.stem, set())
+    _check_shown(experiment, variants, sized, Place(path))
     return experiment
 
 
-def _check_shown(experiment: Experiment, variants: Sequence[Variant], where: Place) -> None:
-    """Check that finding, layout and figure name measures of the stage, and columns and values of its tables."""
+def _check_shown(experiment: Experiment, variants: Sequence[Variant], sized: Collection[str], where: Place) -> None:
+    """Check that finding, layout and figure name measures of the stage, and columns and values of its tables.
+
+    Values of the columns ``sized`` are not checked, because the files of scales set them too.
+    """
     curves = experiment.figure.curves if experiment.figure else None
     named = [("finding", finding.measure) for finding in experiment.finding]
     named += [("layout", experiment.layout.measure)] if experiment.layout else []
@@ -233,7 +239,7 @@ def _check_shown(experiment: Experiment, variants: Sequence[Variant], where: Pla
     if curves and curves.series and curves.order:
         selected.append(("figure", {curves.series: curves.order}))
     for key, filters in selected if not experiment.view else ():  # a view may rename values
-        _check_values(variants, filters, key, where)
+        _check_values(variants, {column: value for column, value in filters.items() if column not in sized}, key, where)
 
 
 PLACEHOLDERS = ("gap", "left", "right", "n", "each", "values")
@@ -253,7 +259,7 @@ def _check_text(text: str, names: Collection[str], keys: Sequence[str], where: P
 
 
 def _selected(experiment: Experiment) -> list[tuple[str, dict[str, Any]]]:
-    """What findings, layout and figure select: values by column, each with the key of the file that it is below."""
+    """What findings, layout and figure select: values by column, each with the key of the file under which it stands."""
     sides = (side for finding in experiment.finding for side in (finding.left, finding.right))
     selected = [("finding", side) for side in sides if isinstance(side, dict)]
     selected += [("layout", dict(experiment.layout.where))] if experiment.layout else []
@@ -272,12 +278,28 @@ def _check_values(variants: Sequence[Variant], filters: Mapping[str, Any], key: 
                 raise where.error(f"no rows with {column} {value}", [key, column, str(value)], remedy=remedy)
 
 
+@functools.cache
+def _sized(folder: Path) -> dict[str, set[str]]:
+    """For each experiment, the columns whose values the scales' files in this folder set too."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for file in sorted(folder.glob("*.yaml")):
+        for name, size in _mapping(read_yaml(file).get("experiments")).items():
+            fixed, axes = (_mapping(_mapping(size).get(key)) for key in ("fixed", "axes"))
+            inner = [_mapping(fixed.get("inner")), *map(_mapping, axes.values())]
+            found[name].update(axes, *inner, ["scheme"] if "schemes" in fixed else [])
+    return found
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
 def _values(variant: Variant, column: str) -> list[Any]:
     """The values of a column where the file sets them: of an axis, or verifiers and their ceiling; else empty."""
     if column in variant.labels:
         return [variant.labels[column]]
     schemes = getattr(variant.settings, "schemes", []) if column == "scheme" else []
-    return [*schemes, "ceiling"] if schemes else []
+    return [*schemes, *(["ceiling"] if getattr(variant.settings, "ceiling", False) else [])]
 
 
 def _plain(value: Any) -> Any:

@@ -147,10 +147,10 @@ def samples_of(source: str, scene: Scene, requests: Sequence[int], generator: to
 
 
 def _called(what: str, function: Callable[..., T], *arguments: object) -> T:
-    """Call a loss or a source; an error in it becomes a ``UserError`` that names the line."""
+    """Call a loss or a source; an error in it becomes a ``UserError``, with the line of the function's own file."""
     try:
         return function(*arguments)
-    except (UserError, torch.OutOfMemoryError):
+    except (UserError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
@@ -191,7 +191,7 @@ def losses_at(
         raise UserError(f"loss {name} returned {returned}", remedy=remedy)
     if logits.requires_grad and not losses.requires_grad:
         raise UserError(f"loss {name} has no gradient", remedy="compute it from the draft's logits, not detached")
-    return losses.reshape(-1, losses.shape[-1]).mean(0)
+    return losses if losses.dim() == 1 else losses.flatten(0, -2).mean(0)
 
 
 def orders(requests: Sequence[int], batch: int, steps: int, seed: int) -> Iterator[list[int]]:

@@ -50,6 +50,6 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
         f"{requests} requests",
         "counts, so no interval",
         "shares of generated requests are settings, not findings",
-        f"printed: shares without {' and '.join(unprinted)}" if unprinted else "",
+        f"printed shares leave out {' and '.join(unprinted)}" if unprinted else "",
     )
     return figure
