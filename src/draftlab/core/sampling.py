@@ -30,15 +30,13 @@ FIRST_SORT = 1024
 
 NUCLEUS_ROUNDING = 1e-12
 """The part of ``top_p`` that may be missing from the mass of a nucleus, because of rounding."""
+SMALLEST = 1e-200
+"""Weights that are all smaller are scaled before a draw; products with the smallest floats would be rounded to them."""
 WHOLE_SORT = 4096
 """Vocabularies up to this size are sorted whole."""
 
 SUM_TOLERANCE = {torch.float64: 2e-5, torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 4e-3}
 """How far the sum of probabilities of a dtype may be from 1: the rounding of a softmax over 128k tokens, with a margin."""
-
-
-SMALLEST = 1e-200
-"""Weights that are all smaller are scaled before a draw; products with the smallest floats would be rounded to them."""
 
 
 @dataclass(frozen=True)

@@ -101,9 +101,8 @@ def _common(message: Row) -> Row:
     """A message of LangChain, Gemini, Bedrock or OpenTelemetry with its role and the parts of its content in the usual form."""
     inside = message.get("kwargs", message.get("data"))
     is_bare = not {"role", "from", "content"} & message.keys()
-    if (
-        is_bare and isinstance(inside, Mapping) and isinstance(message.get("type"), str)
-    ):  # LangChain's, written as objects
+    # LangChain's messages, written as objects.
+    if is_bare and isinstance(inside, Mapping) and isinstance(message.get("type"), str):
         message = {"type": message["type"], **inside}
     more = message.get("additional_kwargs")
     if isinstance(more, Mapping):

@@ -306,7 +306,9 @@ def decide(
         # The simulated server drafts as many tokens in every block.
         fixed_length = [option for option in ranked if not option.threshold]
         load = {option.name: under_load(rows, option, costs, rate, trace, progress) for option in fixed_length[:2]}
-    under = _under_load(*_best_at_load(load)[SHARES.index(1)]) if load else None
+    under, load_sentence = _under_load(*_best_at_load(load)[SHARES.index(1)]) if load else (None, "")
+    if load and cut and not trace:
+        load_sentence += f" (answers of at most {cut_at} tokens)"
     overall: Outcome = "yes" if good else "no" if all(o.verdict == "no" for o in options) else "not yet known"
     top = good[0] if good else ranked[0]
     promise = Promise(
@@ -335,10 +337,8 @@ def decide(
         best=top.name if good else None,
         options=options,
         load=load,
-        load_verdict=under and under[0],
-        load_sentence=under[1] + (f" (answers of at most {cut_at} tokens)" if cut and not trace else "")
-        if under
-        else "",
+        load_verdict=under,
+        load_sentence=load_sentence,
         monitor=promise if good else None,
     )
 

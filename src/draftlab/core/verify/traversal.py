@@ -19,15 +19,13 @@ def _stops(target_probs: TargetAlong, draft_probs: DraftAlong, tokens: Sequences
             below: dict[int, list[int]] = {}
             for member in members:
                 below.setdefault(int(tokens[member, depth]), []).append(member)
-            judged = set[int]()
             # In the order drafted, so that what decides about a draw never depends on later ones.
             for member in members:
                 token = int(tokens[member, depth])
-                if token not in judged:
-                    judged.add(token)
+                if same := below.pop(token, None):
                     chance = float(draft[token])
                     accepts = min(1.0, weight * float(target[token]) / chance) if chance else 0.0
-                    descend(member, depth + 1, below[token], accepts)
+                    descend(member, depth + 1, same, accepts)
                 excess = (weight * target - draft).clamp_min(0)
                 total = float(excess.sum())
                 target = excess / total if total > 0 else target
