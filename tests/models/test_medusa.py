@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Iterable
 from typing import Any
@@ -133,6 +134,17 @@ def test_heads_learn_what_the_target_says_and_leave_it_alone():
     trained = replay(model, recorded, 2)
     assert trained.accepted.sum() >= 2 * untrained.accepted.sum()
     assert all(torch.equal(a, b) for a, b in zip(before, TARGET.parameters(), strict=True))
+
+
+def test_a_copy_has_heads_of_its_own_and_the_same_target():
+    model = heads((2, 1))
+    other = copy.deepcopy(model)
+    assert other.target is model.target
+    assert not {id(weight) for weight in other.parameters()} & {id(weight) for weight in model.parameters()}
+    with torch.no_grad():
+        other.mix.add_(1.0)
+    assert not torch.equal(other.mix, model.mix)
+    torch.testing.assert_close(other.project, model.project)
 
 
 @pytest.mark.parametrize("how", ["train", "serve"])

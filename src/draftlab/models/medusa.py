@@ -63,6 +63,14 @@ class Medusa(nn.Module):
         other.shared = (_llama(target),)
         return other
 
+    def __deepcopy__(self, memo: dict[int, object]) -> Medusa:
+        """A copy of the heads on the same target."""
+        memo[id(self.shared)] = self.shared
+        other = self.__new__(type(self))
+        memo[id(self)] = other
+        vars(other).update(copy.deepcopy(vars(self), memo))
+        return other
+
     def forward(self, states: Float[Tensor, "heads rows width"]) -> Float[Tensor, "heads rows vocab"]:
         """Logits of head d from ``states[d]``."""
         mixed = torch.baddbmm(self.bias, states, self.mix.transpose(1, 2))
