@@ -66,6 +66,14 @@ def test_every_model_of_the_papers_is_in_the_table_and_every_job_fits_a_card_of_
     assert any(line.startswith("requires access") and "chatbot_arena" in line for line in said)
 
 
+def test_the_page_shows_the_plan() -> None:
+    page = (ROOT / "docs/paper.md").read_text(encoding="utf-8")
+    assert "\n".join(said_of(run())) in page
+    for gpus in (1, 8):
+        [said] = [line for line in said_of(run(), "h100", gpus) if line.startswith(f"on {gpus} GPU")]
+        assert f" {said.split()[3]} " in page
+
+
 def test_jobs_that_do_not_fit_are_named() -> None:
     said = said_of(run(), "rtx4090")
     small = [line for line in said if line.startswith("does not fit")]
@@ -82,6 +90,15 @@ def test_a_longer_batch_takes_its_cache_and_a_larger_one_its_distributions() -> 
         assert more == 32 * 1024 * sizes.entry * size, "attention on a CPU is in float32"
     small = known_models()["JackFram/llama-160m"].sizes
     assert training(small, 8, 256, 64, 32) - training(small, 8, 256, 64, 16) == 16 * 64 * 32000 * 4
+
+
+def test_learning_that_is_timed_beside_the_target_holds_the_target_and_its_copies() -> None:
+    """By hand for Medusa: Vicuna-7B in float16; LLaMA-160M and 444 million weights of heads, three times and with gradients and moments; and of
+    8 answers of 128 tokens the logits of three heads, six times in float32, and the target's."""
+    peaks = {job.rule: job.peak for job in needs.jobs(run(experiments="osd_medusa,beyond_break_even"))}
+    by_hand = 13.48 + 24 * (0.1624 + 3 * 4096 * (32000 + 4096 + 1) / 1e9) + 8 * 128 * 32000 * 4 * 19 / 1e9
+    assert (peaks["medusa"] or 0) / 1e9 == pytest.approx(by_hand, abs=0.05)
+    assert (peaks["break_even"] or 0) > (13.48 + 20 * 1.1) * 1e9
 
 
 def test_a_run_that_downloads_nothing_asks_for_nothing() -> None:

@@ -19,12 +19,14 @@ def decoding(model: Sizes, dtype: str, rows: int, prompt: int, new: int, device:
     """Peak of ``rows`` requests that are answered together: weights, cache, and the larger of reading the prompts and one step's logits."""
     size = BYTES[dtype]
     cache = rows * (prompt + new) * model.entry * (4 if device == "cpu" else size)  # attention on a CPU is in float32
-    # One of the four times ffn is inside the matrix product itself.
-    layer = 2 * model.hidden + 2 * model.width + 2 * model.kv_width + 4 * model.ffn
-    reading = rows * prompt * layer * size
     # The logits, and three copies in float32: converted, as logarithms, and without the tokens that are kept.
     step = rows * model.vocab * (size + 12)
-    return model.parameters * size + cache + max(reading, step)
+    return model.parameters * size + cache + max(_reading(model, dtype, rows * prompt), step)
+
+
+def _reading(model: Sizes, dtype: str, tokens: int) -> int:
+    """What one layer holds while the model reads tokens without a gradient; one of the four times ffn is inside the matrix product itself."""
+    return tokens * (2 * model.hidden + 2 * model.width + 2 * model.kv_width + 4 * model.ffn) * BYTES[dtype]
 
 
 def training(
@@ -44,6 +46,14 @@ def training(
     stored = batch * answer * model.vocab * 4
     gradients = 4 * model.parameters if batch > rows else 0
     return 12 * model.parameters + stored + max(4 * model.parameters, gradients + activations + logits)
+
+
+def heads(target: Sizes, dtype: str, draft: Sizes, count: int, rows: int, length: int, answer: int) -> int:
+    """Peak of an update of ``count`` Medusa heads beside a draft: the target, three copies of the heads and of the draft, gradients and moments of
+    one copy each, and the larger of the states that the target gives to ``rows`` requests and the logits and the loss's."""
+    learnt = draft.parameters + count * target.hidden * (target.vocab + target.hidden + 1)
+    logits = rows * answer * target.vocab * 4 * (6 * count + 1)
+    return target.parameters * BYTES[dtype] + 24 * learnt + max(_reading(target, dtype, rows * length), logits)
 
 
 def beside(target: Sizes, dtype: str, draft: Sizes, learns: int, rows: int, prompt: int, new: int, device: str) -> int:

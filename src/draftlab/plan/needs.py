@@ -13,11 +13,13 @@ from draftlab.errors import UserError
 from draftlab.files.packages import PREFIX
 from draftlab.latency.settings import Engine
 from draftlab.latency.sizes import BYTES, Model, Sizes, known_models, read_model
-from draftlab.plan.memory import beside, decoding, host, recorded, training
+from draftlab.plan.memory import beside, decoding, heads, host, recorded, training
 from draftlab.plan.run import Run
 from draftlab.plan.scale import MAIN, Pair
 from draftlab.stages import STAGES
-from draftlab.train.settings import Offline, Serving
+from draftlab.stages.break_even import Settings as BreakEven
+from draftlab.stages.medusa import Settings as Medusa
+from draftlab.train.settings import Offline, Serving, TimedServing
 
 RECORDED = ("teacher", "none")
 """Sources of samples for which the target does not run again."""
@@ -213,6 +215,9 @@ def _peak(run: Run, settings: Any) -> int | None:
     draft, answer = model_of(pair, settings.draft), pair.answers.max_new_tokens
     if draft is None:
         return None
+    target = model_of(pair, "target")
+    if isinstance(settings, TimedServing):
+        return _timed(pair, settings, draft.sizes, answer)
     if isinstance(settings, Serving):
         batch = rows = settings.update_interval + settings.replay
     else:
@@ -220,12 +225,30 @@ def _peak(run: Run, settings: Any) -> int | None:
     update = training(draft.sizes, rows, _context(pair, draft.sizes), answer, batch, settings.autocast)
     if isinstance(settings, Serving) or (settings.sample_source in RECORDED and not settings.live):
         return update
-    target = model_of(pair, "target")
     if target is None:
         return None
     prompt = _context(pair, target.sizes) - answer
     rows = settings.sample_batch
     return beside(target.sizes, pair.answers.dtype, draft.sizes, update, rows, prompt, answer, settings.device)
+
+
+def _timed(pair: Pair, settings: TimedServing, draft: Sizes, answer: int) -> int | None:
+    """The peak of learning that is timed beside the target: of Medusa heads, or of drafts for several intervals and of a larger draft."""
+    target = model_of(pair, "target")
+    if target is None:
+        return None
+    rows, dtype, length = (
+        max(settings.batch, settings.update_interval + settings.replay),
+        pair.answers.dtype,
+        _context(pair, target.sizes),
+    )
+    if isinstance(settings, Medusa):
+        return heads(target.sizes, dtype, draft, len(settings.widths), rows, length, answer)
+    if not isinstance(settings, BreakEven) or (larger := model_of(pair, settings.larger)) is None:
+        return None
+    learners = 16 * draft.parameters * len(settings.intervals) + 4 * (draft.parameters + larger.sizes.parameters)
+    update = training(larger.sizes, rows, length, answer, rows, settings.autocast)
+    return target.sizes.parameters * BYTES[dtype] + learners + update
 
 
 def _engine(run: Run, settings: Engine) -> int | None:
