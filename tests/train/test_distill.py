@@ -324,6 +324,51 @@ def test_micro_batches_change_nothing(results, micro_batch):
     )
 
 
+def test_an_epoch_has_every_request_once_in_an_order_of_its_own():
+    requests = range(5, 28)
+    batches = list(learning.orders(requests, 5, 13, seed=3))
+    assert [len(batch) for batch in batches] == [5, 5, 5, 5, 3] * 2 + [5, 5, 5]
+    first, second, third = ([r for batch in batches[start : start + 5] for r in batch] for start in (0, 5, 10))
+    assert sorted(first) == sorted(second) == list(requests)
+    assert len({*third}) == 15
+    assert first != second
+    assert third not in (first[:15], second[:15])
+    assert batches != list(learning.orders(requests, 5, 13, seed=4))
+
+
+def test_every_seed_and_step_has_draws_of_its_own(results, monkeypatch):
+    seen = []
+
+    def watched(scene, requests, generator):
+        seen.append(generator.initial_seed())
+        return sources.teacher(scene, requests, generator)
+
+    monkeypatch.setitem(sources.SOURCES, "teacher", watched)
+    for seed in range(3):
+        learning.train(scene(results, target=False), range(8), 4, settings(batch=2, seed=seed))
+    assert len(set(seen)) == 12
+
+
+@pytest.mark.parametrize("micro_batch", [0, 3])
+def test_every_position_weighs_the_same(results, monkeypatch, micro_batch):
+    """Whatever the length of its answer: the loss of a step is the mean over positions, not over requests."""
+    found, losses, update = scene(results, target=False), [], training.update
+    answers = [
+        dataclasses.replace(answer, answer_ids=answer.answer_ids[: 1 + number * 5 % 12])
+        for number, answer in enumerate(found.recorded.answers)
+    ]
+    cut = dataclasses.replace(found.recorded, answers=answers, begins=found.recorded.first_positions)
+    alone = []
+    for request in range(8):
+        record = answers[request]
+        logits = found.draft.answer_logits([record.prompt_ids], [record.answer_ids])
+        alone.append(learning.losses_at("forward_kl", logits, cut.target_logits([request]), torch.tensor([])))
+    monkeypatch.setattr(training, "update", lambda *given: losses.append(update(*given)) or losses[-1])
+    learning.train(dataclasses.replace(found, recorded=cut), range(8), 1, settings(micro_batch=micro_batch))
+    assert len({len(answer.answer_ids) for answer in answers[:8]}) == 8
+    assert losses == [pytest.approx(float(torch.cat(alone).mean().detach()), rel=1e-5)]
+
+
 class Killed(Exception):
     pass
 

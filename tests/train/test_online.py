@@ -89,6 +89,34 @@ def test_a_request_never_sees_an_update_from_itself_or_later(results, stream):
     pd.testing.assert_frame_equal(*(rows.drop(columns=["updates", "update_loss"]) for rows in found))
 
 
+def test_serving_is_algorithm_1_request_by_request(results, stream):
+    """OSD, Algorithm 1, written out: AdamW keeps its moments from update to update, gradients are clipped, and only requests that may
+    train count and teach."""
+    gated = dataclasses.replace(stream, trains=np.arange(48) % 3 > 0)
+    chosen = settings(update_interval=5, clip=0.05, loss_positions="all")
+    draft, buffer, rows = draft_of(results), [], []
+    optimizer = torch.optim.AdamW(draft.parameters(), chosen.learning_rate, weight_decay=0.0)
+    for request in range(48):
+        rows.append(online.serve_unchanged(draft, gated.take([request]), chosen.draft_len))
+        buffer += [request] if gated.trains[request] else []
+        if len(buffer) == chosen.update_interval:
+            records = [gated.answers.answers[number] for number in buffer]
+            logits = [draft.answer_logits([record.prompt_ids], [record.answer_ids]) for record in records]
+            target = gated.answers.target_logits(buffer)
+            loss = torch.nn.functional.cross_entropy(torch.cat(logits), target.softmax(-1))
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(draft.parameters(), chosen.clip)
+            optimizer.step()
+            buffer = []
+    served = draft_of(results)
+    found, effort = online.serve(served, gated, chosen)
+    assert effort.updates == 6
+    assert_array_equal(found[COUNTS], pd.concat(rows)[COUNTS])
+    moved = weights(draft) - weights(draft_of(results))
+    assert float((weights(served) - weights(draft)).norm() / moved.norm()) < 1e-3
+
+
 def test_online_learns_on_a_stream_that_repeats(results, stream):
     draft = draft_of(results)
     for _ in range(6):
@@ -206,6 +234,26 @@ def test_a_lesson_holds_the_tokens_as_they_were_sampled(results):
     assert online.Lesson(warm, request, where).labels.tolist() == warm.answers[request].answer_ids[::2]
 
 
+def test_every_chosen_position_weighs_the_same(results, stream):
+    """Whatever the length of its answer: the loss of an update is the mean over positions, not over requests."""
+    lengths = [12, 1, 5, 8]
+    answers = [
+        dataclasses.replace(answer, answer_ids=answer.answer_ids[:length])
+        for answer, length in zip(stream.answers.answers, lengths, strict=False)
+    ]
+    cut = dataclasses.replace(stream.answers, answers=answers, begins=stream.answers.first_positions[:4])
+    lessons = [online.Lesson(cut, request, np.arange(length)[::2]) for request, length in enumerate(lengths)]
+    draft, chosen = draft_of(results), settings()
+    alone = []
+    for lesson in lessons:
+        record = cut.answers[lesson.request]
+        logits = draft.answer_logits([record.prompt_ids], [record.answer_ids])[::2]
+        alone.append(losses_at(chosen.loss, logits, lesson.target_logits(), lesson.labels))
+    positions, loss = online.learn(draft, training.adamw(draft), lessons, chosen)
+    assert positions == 6 + 1 + 3 + 4
+    assert loss == pytest.approx(float(torch.cat(alone).mean().detach()), rel=1e-5)
+
+
 def test_a_stream_without_rejections_teaches_nothing(results, stream):
     lesson = online.Lesson(stream.answers, 0, np.array([], int))
     assert online.learn(draft_of(results), None, [lesson], settings()) == (0, 0.0)
@@ -274,13 +322,16 @@ def test_an_update_reaches_the_server_lag_requests_later(results, stream, lag):
 
 
 def test_a_replay_buffer_adds_older_requests(results, stream):
-    _, plain = online.serve(draft_of(results), stream, settings(loss_positions="all"))
-    _, replayed = online.serve(draft_of(results), stream, settings(loss_positions="all", replay=4))
-    _, small = online.serve(draft_of(results), stream, settings(loss_positions="all", replay=4, buffer=2))
-    assert plain.positions == sum(stream.answers.lengths)
-    per_request = plain.positions / 48
-    assert replayed.positions == pytest.approx(plain.positions + 5 * 4 * per_request, rel=0.2)
-    assert small.positions == pytest.approx(plain.positions + 5 * 2 * per_request, rel=0.2)
+    """An update learns from the requests since the last one, once each, and from some of those before."""
+    assert set(stream.answers.lengths) == {ROOM}
+    for changes, older in (
+        ({}, [0, 0, 0, 0, 0, 0]),
+        ({"replay": 4}, [0, 4, 4, 4, 4, 4]),
+        ({"replay": 4, "buffer": 2}, [0, 2, 2, 2, 2, 2]),
+        ({"replay": 30}, [0, 8, 16, 24, 30, 30]),
+    ):
+        _, effort = online.serve(draft_of(results), stream, settings(loss_positions="all", **changes))
+        assert effort.positions == ROOM * (48 + sum(older))
 
 
 def test_requests_behind_a_gate_are_served_and_not_learnt(results, stream):
@@ -488,6 +539,12 @@ def test_a_class_that_sets_nothing_aside_is_refused(results, tmp_path, streams, 
         ({"dataset": "", "of": ["toy"], "stream": {"kind": "shufled"}}, r"(?s)stream\.kind.*'shuffled'"),
         ({"dataset": "", "of": ["toy"], "stream": {"kind": "shuffled", "perod": 3}}, "perod"),
         ({"warm_on": "aside"}, "aside"),
+        # a stream of all requests leaves none: the draft would be measured on those that it was distilled on
+        (
+            {"dataset": "", "of": ["toy"], "stream": {"kind": "shuffled"}, "aside": 8, "warm_on": "aside"},
+            "set per_group",
+        ),
+        ({"measured_on": "held_out"}, "set learns to false"),  # it would be measured before it learnt anything
         ({"lag": -1}, "greater than or equal to 0"),
         ({"loss_positions": "wrong"}, "'rejected', 'all', 'block_end' or 'repository'"),
     ],

@@ -77,8 +77,12 @@ class Settings(Serving):
     def _check(self) -> Settings:
         if (self.stream is not None) == bool(self.dataset) or (self.stream is not None) != bool(self.of):
             raise ValueError("give either a dataset, or a stream and the datasets that it is made of")
-        if self.warm_on == "aside" and not (self.stream and self.aside):
-            raise ValueError("warm_on aside needs a stream and requests that are kept aside: set aside")
+        if self.warm_on == "aside" and not (self.stream and self.stream.per_group and self.aside):
+            raise ValueError(
+                "warm_on aside needs a stream of per_group requests, and those after them: set per_group and aside"
+            )
+        if self.learns and self.measured_on == "held_out":
+            raise ValueError("a draft that learns is measured on its stream: set learns to false, or use probes")
         if self.probes and self.drafts != "shared":
             raise ValueError("probes measure one draft: drafts must be shared")
         return self
