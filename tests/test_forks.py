@@ -127,15 +127,17 @@ def test_the_listener_ends_with_the_process_that_started_it(tmp_path: Path) -> N
     wait_for(lambda: not server.is_running() or server.status() == psutil.STATUS_ZOMBIE)
 
 
-def test_imports_start_no_thread_and_use_no_gpu() -> None:
-    """Otherwise a fork could wait for a lock that none of its threads holds."""
+def test_imports_start_no_thread_use_no_gpu_and_read_the_code_once() -> None:
+    """Otherwise a fork could wait for a lock that none of its threads holds. Reading all code for its digest takes most of a second."""
     script = (
         "import os, pathlib, sys; from draftlab import forks; forks.import_all(); import torch\n"
+        "from draftlab.files import cells, digests; read = digests._module.cache_info().misses; cells._code()\n"
         "threads = [task.read_text().strip() for task in pathlib.Path('/proc/self/task').glob('*/comm')]\n"
         "print(len(threads) - threads.count('jemalloc_bg_thd'), torch.cuda.is_initialized(), torch.get_num_threads(),"
-        " 'draftlab.train.online' in sys.modules, 'torch._dynamo' in sys.modules)"
+        " 'draftlab.train.online' in sys.modules, 'torch._dynamo' in sys.modules,"
+        " digests._module.cache_info().misses - read)"
     )  # pyarrow's jemalloc stops its thread before a fork and starts it after
     env = os.environ | fork_client.ALONE
     done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True)
-    assert done.stdout == "1 False 1 True True\n"
+    assert done.stdout == "1 False 1 True True 0\n"
     assert forks.WORTH > 3

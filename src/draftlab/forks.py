@@ -26,7 +26,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from draftlab.files import fork_client
+from draftlab.files import digests, fork_client
 
 WORTH = 12
 """The number of jobs from which the server is worthwhile: importing everything takes as long as three starts of Python."""
@@ -152,7 +152,7 @@ def become(streams: list[int], arguments: list[str], cwd: str, environment: dict
 
 
 def import_all() -> None:
-    """Import every module of the package and what they import late, as far as it is installed."""
+    """Import every module of the package and what they import late, as far as it is installed, and read the code for its digests."""
     import draftlab
 
     gc.disable()  # importing makes many objects and hardly any garbage
@@ -161,6 +161,7 @@ def import_all() -> None:
         if name not in MAINS:
             with contextlib.suppress(ImportError):
                 importlib.import_module(name)
+    digests.modules_behind(*names)  # every cell records the code of its process
     gc.freeze()
     gc.enable()
 

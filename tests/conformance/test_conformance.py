@@ -315,10 +315,12 @@ def test_a_distribution_that_is_none_is_caught() -> None:
 
 @pytest.mark.parametrize("name", [n for n in VERIFIERS if n != "importance"])
 def test_the_projects_verifiers_pass(name: str) -> None:
-    verdict = check_verifier(VERIFIERS[name], 2, Budget(max_samples=2000))
+    # These judge one request after the other.
+    samples = 500 if name in ("gls", "optimal_block") else 2000
+    verdict = check_verifier(VERIFIERS[name], 2, Budget(max_samples=samples))
     assert verdict.lossless
     assert max(found.error for found in verdict.exact.values()) < 2e-14
-    assert all(found.samples >= 2000 for found in verdict.sampled.values())
+    assert all(found.samples >= samples for found in verdict.sampled.values())
 
 
 def test_all_tests_together_keep_to_the_rate_of_false_alarms(monkeypatch: pytest.MonkeyPatch) -> None:

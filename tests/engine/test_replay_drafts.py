@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from typing import Any
 
@@ -31,13 +32,14 @@ TOKEN_VERIFIERS = {name: v for name, v in VERIFIERS.items() if isinstance(v, Tok
 DRAFT_LEN = 2
 
 
-def drafts_of(text: tuple[int, ...], temperatures: list[float]) -> torch.Tensor:
+@functools.cache
+def drafts_of(text: tuple[int, ...], temperatures: tuple[float, ...]) -> torch.Tensor:
     return torch.stack([to_probs(distribution("draft", text).log(), Sampling(t)) for t in temperatures])
 
 
 def live_expectation(
     verifier: TokenVerifier | TreeVerifier,
-    temperatures: list[float],
+    temperatures: tuple[float, ...],
     text: tuple[int, ...],
     known: dict[tuple[int, ...], np.ndarray],
 ) -> np.ndarray:
@@ -82,10 +84,10 @@ def live_expectation(
 
 @pytest.mark.parametrize(
     ("name", "temperatures"),
-    [(name, [1.0, 1.0]) for name in [*TOKEN_VERIFIERS, *VERIFIERS_BY_PATH]]
-    + [(name, [1.0, 2.0]) for name in ("single", "specinfer", "importance_truncated", "importance")],
+    [(name, (1.0, 1.0)) for name in [*TOKEN_VERIFIERS, *VERIFIERS_BY_PATH] if name != "importance"]
+    + [(name, (1.0, 2.0)) for name in ("single", "specinfer", "importance_truncated", "importance")],
 )
-def test_replay_is_unbiased_over_the_text(name: str, temperatures: list[float]) -> None:
+def test_replay_is_unbiased_over_the_text(name: str, temperatures: tuple[float, ...]) -> None:
     """The mean of the replayed counts over all texts of the target is the mean of the live counts, without any sampling."""
     verifier, expected = (TOKEN_VERIFIERS | VERIFIERS_BY_PATH)[name], np.zeros(2)
     same = len(set(temperatures)) == 1

@@ -125,36 +125,26 @@ def test_every_fault_is_overcome_or_one_clear_message(kind: str, size: int, tmp_
     assert not [path for path in written if TOKEN.encode() in path.read_bytes()]
 
 
-def test_the_server_was_sent_the_token_and_a_damaged_cache_is_found(tmp_path: Path) -> None:
-    """The token does travel (so its absence elsewhere means something); bytes that change in the cache are fetched again."""
+def test_the_server_was_sent_the_token_a_revision_is_part_of_a_name_and_a_damaged_cache_is_found(
+    tmp_path: Path,
+) -> None:
+    """The token does travel (so its absence elsewhere means something). Bytes that change in the cache are fetched again, also those of a small
+    file (a poisoned config.json or tokenizer), whose name there is git's digest."""
     with serve({"models": MODEL, "datasets": {}}) as hub:
-        client(hub, "models", tmp_path, ["fine"])
+        said, _ = client(hub, "models", tmp_path, ["fine", "fine@refs/pr/7", "fine@absent"])
         assert f"Bearer {TOKEN}" in {request.authorization for request in hub.requests}
-        weights = (tmp_path / "fine" / "model.safetensors").resolve()
-        weights.write_bytes(WEIGHTS[:-1] + b"?")
-        said, _ = client(hub, "models", tmp_path, ["fine"])
-        assert said["fine"] == len(WEIGHTS)
-        assert weights.read_bytes() == WEIGHTS
-
-
-def test_a_small_file_that_changed_in_the_cache_is_found(tmp_path: Path) -> None:
-    """A poisoned config.json or tokenizer, whose name there is git's digest."""
-    with serve({"models": MODEL, "datasets": {}}) as hub:
-        client(hub, "models", tmp_path, ["fine"])
-        [blob] = [path for path in (tmp_path / "home").rglob("blobs/*") if path.read_bytes() == MODEL["config.json"]]
-        assert len(blob.name) == 40
-        blob.write_bytes(MODEL["config.json"].replace(b"llama", b"pwned"))
-        said, _ = client(hub, "models", tmp_path, ["fine"])
-        assert said["fine"] == len(WEIGHTS)
-        assert (tmp_path / "fine" / "config.json").read_bytes() == MODEL["config.json"]
-
-
-def test_a_revision_is_part_of_a_models_name(tmp_path: Path) -> None:
-    with serve({"models": MODEL, "datasets": {}}) as hub:
-        said, _ = client(hub, "models", tmp_path, ["fine@refs/pr/7", "fine@absent"])
         assert said["fine@refs/pr/7"] == len(WEIGHTS)
         assert "it does not exist or is private (check its name and revision" in said["fine@absent"]
         assert "/api/models/faulty/fine/revision/refs%2Fpr%2F7" in {request.path for request in hub.requests}
+        weights = (tmp_path / "fine" / "model.safetensors").resolve()
+        weights.write_bytes(WEIGHTS[:-1] + b"?")
+        [small] = [path for path in (tmp_path / "home").rglob("blobs/*") if path.read_bytes() == MODEL["config.json"]]
+        assert len(small.name) == 40
+        small.write_bytes(MODEL["config.json"].replace(b"llama", b"pwned"))
+        said, _ = client(hub, "models", tmp_path, ["fine"])
+        assert said["fine"] == len(WEIGHTS)
+        assert weights.read_bytes() == WEIGHTS
+        assert (tmp_path / "fine" / "config.json").read_bytes() == MODEL["config.json"]
 
 
 def test_pickled_weights_are_fetched_only_where_there_are_no_others(tmp_path: Path) -> None:

@@ -13,7 +13,9 @@ from tests.pictures import look_the_same
 pytestmark = pytest.mark.workflow
 
 
-def test_published_figures_are_redrawn_from_their_tables_and_nothing_is_trained(checkout):
+@pytest.fixture(scope="module")
+def redrawn(checkout) -> tuple[dict[str, bytes], dict[str, bytes]]:
+    """The published files before and after they were drawn again."""
     folder = checkout / "paper_figures" / "laptop"
 
     def read() -> dict[str, bytes]:
@@ -25,7 +27,11 @@ def test_published_figures_are_redrawn_from_their_tables_and_nothing_is_trained(
     for name in before:
         (folder / name).unlink()
     assert set(jobs(snakemake(checkout, "paper_figures"))) == {"paper_figures"}
-    after = read()
+    return before, read()
+
+
+def test_published_figures_are_redrawn_from_their_tables_and_nothing_is_trained(redrawn):
+    before, after = redrawn
     assert after.keys() == before.keys()
     assert [name for name in before if not look_the_same(name, before[name], after[name])] == []
     # The published files were drawn with AVX-512, whose logarithms are rounded in another way.
@@ -34,8 +40,7 @@ def test_published_figures_are_redrawn_from_their_tables_and_nothing_is_trained(
     assert sum(before[name] != after[name] for name in before) <= (0 if is_alike else 10)
 
 
-def test_an_edit_of_one_figure_and_a_new_table_redraw_these_two_and_nothing_else_is_done(checkout):
-    snakemake(checkout, "paper_figures")
+def test_an_edit_of_one_figure_and_a_new_table_redraw_these_two_and_nothing_else_is_done(checkout, redrawn):
     code = checkout / "src/draftlab/report/figures/mdss_cone.py"
     table = checkout / "paper_figures/laptop/data/mdss_region.csv.gz"
     kept = {path: path.read_bytes() for path in (code, table)}

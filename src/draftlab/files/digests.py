@@ -6,7 +6,7 @@ import ast
 import hashlib
 import json
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 from draftlab.errors import UserError
@@ -21,7 +21,7 @@ def sha256(path: Path) -> str:
         raise UserError("no such file", file=path, remedy="run the step that makes it") from None
 
 
-@lru_cache
+@cache
 def source_of(module: str) -> Path | None:
     """The file of a draftlab module, without an import of its package, so that the Snakefile need not wait for torch."""
     place = Path(__file__).parents[1].joinpath(*module.split(".")[1:])
@@ -47,7 +47,7 @@ def _imports(tree: ast.AST) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-@lru_cache
+@cache
 def _module(module: str) -> tuple[str, frozenset[str]]:
     """The code of one module without comments and docstrings, with its data files, and the draftlab modules it imports.
 
@@ -122,7 +122,7 @@ def modules_behind(*modules: str) -> dict[str, str]:
     return seen
 
 
-@lru_cache
+@cache
 def code_digest(*modules: str) -> str:
     """Compute a digest of these modules and of every draftlab module that they import, without comments and docstrings.
 
