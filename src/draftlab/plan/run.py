@@ -85,7 +85,14 @@ class Run(Settings):
             elif kind == "data":
                 needed.add(rest[0])
         models = {key: model for key, model in self.settings.named_models.items() if key.split(".")[1] in pairs}
-        check_files({}, models, WORKFLOW / "scales" / f"{self.scale}.yaml")
+        scale = WORKFLOW / "scales" / f"{self.scale}.yaml"
+        missing = {key.removeprefix("pairs."): model for key, model in models.items() if _is_missing_gguf(model)}
+        if missing:
+            named = ", ".join(f"{key}: FILE" for key in missing)
+            remedy = f"its first lines say where to get them; put them here, or give models='{{{named}}}'; draftlab plan works without"
+            what = f"missing model files, which a dry run reads too: {', '.join(missing.values())}"
+            raise UserError(what, file=scale, remedy=remedy)
+        check_files({}, models, scale)
         for dataset in sorted(needed) if self.raw_folder else ():
             try:
                 for split in sources.SPLITS:
@@ -227,6 +234,10 @@ def run_of(config: Iterable[str]) -> Run:
     """The run of ``KEY=VALUE`` arguments, as for ``snakemake --config``."""
     given = {key: _value(text) for key, _, text in (argument.partition("=") for argument in config)}
     return load_run(given, WORKFLOW)
+
+
+def _is_missing_gguf(model: str) -> bool:
+    return model.endswith(".gguf") and not os.path.exists(model)
 
 
 def _value(text: str) -> Any:
