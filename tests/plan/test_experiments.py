@@ -1,5 +1,6 @@
 """Plans of runs: what is refused, which cells exist, and what an edit of code or values changes."""
 
+import contextlib
 import re
 import shutil
 import subprocess
@@ -168,6 +169,14 @@ def test_prompts_in_a_chat_template_need_the_template_rendered(tmp_path):
         ):
             plan.load_run({"dataset": "log.txt"}, WORKFLOW).check_data()
         plan.load_run({"dataset": "log.txt", "template": "rendered"}, WORKFLOW).check_data()
+
+
+def test_prompts_in_a_template_of_text_are_read_as_they_are_under_plain(tmp_path):
+    (tmp_path / "log.txt").write_text("USER: Why? ASSISTANT:\nUSER: How? ASSISTANT:\n")
+    for template, is_refused in (("vicuna_short", True), ("plain", False), ("rendered", False)):
+        run = plan.load_run({"dataset": "log.txt", "template": template}, WORKFLOW)
+        with pytest.raises(UserError, match="template=rendered") if is_refused else contextlib.nullcontext():
+            run.check_data()
 
 
 def test_a_raw_file_that_the_system_refuses_is_named(monkeypatch):

@@ -100,9 +100,10 @@ class Run(Settings):
             except OSError as error:
                 where = error.filename or self.raw_folder
                 raise UserError(str(error.strerror), file=where, remedy="make it readable") from None
-        if self.raw_folder and "prompts" in needed and self.settings.pairs[MAIN].answers.template != "rendered":
+        template = self.settings.pairs[MAIN].answers.template
+        if self.raw_folder and "prompts" in needed and template != "rendered":
             rows = sources.RawFiles(registry.find("prompts"), Path(self.raw_folder)).rows("train")
-            if cleaners.are_rendered(rows):
+            if cleaners.are_rendered(rows, template):
                 remedy = "encode them as they are: template=rendered (draftlab verdict: --template rendered)"
                 raise UserError("most prompts are in a chat template already", file=self.raw_folder, remedy=remedy)
 
