@@ -42,7 +42,8 @@ except UserError as error:
 if workflow.is_main_process and not plan.only_looks(sys.argv):
     seals.remove_and_report_damaged(RUN.folder)
 
-os.environ["DRAFTLAB_CHECKOUT"] = str(plan.WORKFLOW.parent)  # for the commands of profiles
+# For the commands of profiles.
+os.environ["DRAFTLAB_CHECKOUT"] = str(plan.WORKFLOW.parent)
 
 LOGS = RUN.folder / "logs"
 DATA = RUN.settings.data
