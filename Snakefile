@@ -43,7 +43,7 @@ if workflow.is_main_process and not plan.only_looks(sys.argv):
     seals.remove_and_report_damaged(RUN.folder)
 
 # For the commands of profiles.
-os.environ["DRAFTLAB_CHECKOUT"] = str(plan.WORKFLOW.parent)
+os.environ.update(DRAFTLAB_CHECKOUT=str(plan.WORKFLOW.parent))
 
 LOGS = RUN.folder / "logs"
 DATA = RUN.settings.data
