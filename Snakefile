@@ -42,6 +42,9 @@ except UserError as error:
 if workflow.is_main_process and not plan.only_looks(sys.argv):
     seals.remove_and_report_damaged(RUN.folder)
 
+# For the commands of profiles.
+os.environ.update(DRAFTLAB_CHECKOUT=str(plan.WORKFLOW.parent))
+
 LOGS = RUN.folder / "logs"
 DATA = RUN.settings.data
 PAIRS = RUN.settings.pairs

@@ -112,6 +112,11 @@ def test_the_static_optimum_is_the_best_of_all_trees() -> None:
         assert kept_on_average(tree, acceptance) == pytest.approx(max(every))
 
 
+def test_the_static_optimum_of_many_tokens() -> None:
+    assert optimal_tree([[0.5 / child for child in range(1, 601)]], 600).widths == [600]
+    assert optimal_tree([[0.9]] * 600, 600).depth == 600
+
+
 def test_what_makes_no_tree_is_refused() -> None:
     for parents in ([-1], [-1, 2, 0], [-1, 0, -1]):
         with pytest.raises(UserError, match="do not form a tree"):

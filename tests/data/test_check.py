@@ -84,10 +84,14 @@ def test_counts(tmp_path: Path) -> None:
         "<bos><start_of_turn>user\nWhy?<end_of_turn>\n",
         "<s> [INST] Why? [/INST]",
         "<｜begin▁of▁sentence｜>Be brief.<｜User｜>Why?<｜Assistant｜>",
+        "Be brief. USER: Why? ASSISTANT: So.</s>USER: Why not? ASSISTANT:",
+        "Below is an instruction.\n\n### Instruction:\nWhy?\n\n### Response:\n",
     ],
 )
 def test_prompts_in_a_chat_template_are_counted(tmp_path: Path, text: str) -> None:
     asked: list[dict[str, object]] = [{"prompt": "What does <|im_end|> do?"}, {"prompt": "<s>truck</s> [INST]"}]
+    asked += [{"prompt": "What is USER: in a template that ends with ASSISTANT: and then?"}]
+    asked += [{"prompt": "Explain ### Instruction:\n\n### Response:"}, {"prompt": "Answer as ASSISTANT:"}]
     asked += [{"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": text}]}]
     report = check.check(write(tmp_path / "log.jsonl", [*asked, {"prompt": text}]))
     assert report.rendered == 1

@@ -1,5 +1,6 @@
 """Plans of runs: what is refused, which cells exist, and what an edit of code or values changes."""
 
+import contextlib
 import re
 import shutil
 import subprocess
@@ -168,6 +169,14 @@ def test_prompts_in_a_chat_template_need_the_template_rendered(tmp_path):
         ):
             plan.load_run({"dataset": "log.txt"}, WORKFLOW).check_data()
         plan.load_run({"dataset": "log.txt", "template": "rendered"}, WORKFLOW).check_data()
+
+
+def test_prompts_in_a_template_of_text_are_read_as_they_are_under_plain(tmp_path):
+    (tmp_path / "log.txt").write_text("USER: Why? ASSISTANT:\nUSER: How? ASSISTANT:\n")
+    for template, is_refused in (("vicuna_short", True), ("plain", False), ("rendered", False)):
+        run = plan.load_run({"dataset": "log.txt", "template": template}, WORKFLOW)
+        with pytest.raises(UserError, match="template=rendered") if is_refused else contextlib.nullcontext():
+            run.check_data()
 
 
 def test_a_raw_file_that_the_system_refuses_is_named(monkeypatch):
@@ -402,12 +411,20 @@ def test_a_wrong_scale_is_refused(tmp_path, old, new, message):
         ({"draft": "mine.jsonl"}, "draft: no config.json in mine.jsonl"),
         ({"raw": "r" * 5000}, "raw: no such"),
         ({"scal": "smoke"}, "unknown key 'scal'"),
+        ({"name": 2024}, r"--config: name: 2024 is not a text \(on a command line let a name begin with a letter"),
         ({"experiments": "osd_ofline"}, "osd_ofline.*osd_offline"),
     ],
 )
 def test_wrong_config_values_are_refused(config, message):
     with pytest.raises(UserError, match=message):
         plan.load_run(config, WORKFLOW)
+
+
+def test_missing_files_of_a_scale_are_all_named_and_how_to_get_them():
+    run = plan.load_run({"scale": "qwen2.5-coder"}, WORKFLOW)
+    one, two = (f"qwen2.5-coder-{size}b-instruct-q4_k_m.gguf" for size in ("1.5", "0.5"))
+    with pytest.raises(UserError, match=rf"{one}, {two} .*first lines.*main.target: FILE, main.released: FILE"):
+        run.check_data()
 
 
 def test_a_model_without_weights_is_refused_before_anything_runs():

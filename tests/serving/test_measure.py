@@ -26,6 +26,7 @@ def test_a_pair_is_measured_and_simulated(tmp_path: Path) -> None:
     profiles.save(found, tmp_path / "here.yaml")
     again = profiles.load(tmp_path / "here.yaml")
     assert again.draft is not None
+    assert 0 < again.per_block < again.target.tokens[256]
     assert again.draft.tokens[256] < again.target.tokens[256]
     assert set(load.best_lengths(again, from_alpha(0.9), [0, 2])["best_draft_len"]) <= {0, 2}
 

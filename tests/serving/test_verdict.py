@@ -20,6 +20,7 @@ from draftlab.files.json_files import write_json, write_jsonl
 from draftlab.models import load_model
 from draftlab.models.lookup import Lookup
 from draftlab.models.ngrams import Ngrams
+from draftlab.models.tokenizer import train_tokenizer
 from draftlab.report.verdict import VerdictSettings, alone, commands, lines, page, run
 from draftlab.report.verdict import judge as judge_run
 from draftlab.serving import verdict
@@ -410,9 +411,13 @@ def test_a_load_has_an_answer_of_its_own(tmp_path: Path):
     assert seen["no"] == "No: under a load of 50/s requests are fastest without a draft"
     assert decide(table(0.5), costs).load_verdict is None
     cut = decide(table(0.5), costs, rate=0.1, cut=9, cut_at=96)
-    assert cut.load_sentence == seen["yes"] + " (answers of at most 96 tokens)"
+    assert cut.load_sentence == seen["yes"] + (
+        " (answers cut at 96 tokens are as long as in the log, if those are longer; --answer-tokens sets the limit)"
+    )
+    longer = decide(table(0.5).assign(answer_tokens=900), costs, rate=0.1)
+    assert longer.load_sentence != seen["yes"], "a longer answer waits longer for others"
     trace = Arrivals(np.arange(9.0), np.full(9, 20), np.full(9, 90), {})
-    assert "at most" not in decide(table(0.5), costs, trace=trace, cut=9, cut_at=96).load_sentence
+    assert "cut at" not in decide(table(0.5), costs, trace=trace, cut=9, cut_at=96).load_sentence
 
 
 def test_calibration_meets_requests_that_it_was_made_of(tmp_path: Path):
@@ -707,11 +712,13 @@ def test_two_verdicts_on_one_run_do_not_disturb_each_other(tmp_path: Path):
         pass
 
 
-def test_conversations_and_prompts_that_the_target_cannot_read_are_counted(tmp_path: Path):
+def test_conversations_and_prompts_that_the_target_cannot_read_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     rows = pd.concat([table(0.8, 12, option="lookup").assign(split="train"), table(0.8), table(0.8, option="lookup")])
     cell, answers = tmp_path / "cells/traffic_verdict/prompts.0", tmp_path / "main/answers/prompts.eval"
     learnt = tmp_path / "main/answers/prompts.train"
-    for folder in (cell, answers, learnt, tmp_path / "data/prompts"):
+    for folder in (cell, answers, learnt, tmp_path / "data/prompts", tmp_path / "main/models/target"):
         folder.mkdir(parents=True)
     rows.to_csv(cell / "rows.csv", index=False)
     write_json(cell / "run.json", {"runs": [FACTS | {"parameters": {"draft": 1, "target": 10}}]})
@@ -720,7 +727,14 @@ def test_conversations_and_prompts_that_the_target_cannot_read_are_counted(tmp_p
     first = [{"role": "user", "content": f"{number}"} for number in range(30)] * 2
     talks = [[one] if number < 30 else [one, answer, asked] for number, one in enumerate(first)]
     prompts = [
-        Prompt(name, "prompts", "eval", talk[-1]["content"], conversation=talk)
+        Prompt(
+            name,
+            "prompts",
+            "eval",
+            talk[-1]["content"],
+            "x " * 500 if name in ("0", "2", "3") else None,
+            conversation=talk,
+        )
         for name, talk in zip(names, talks, strict=True)
     ]
     write_jsonl(tmp_path / "data/prompts/eval.jsonl", prompts)
@@ -732,6 +746,13 @@ def test_conversations_and_prompts_that_the_target_cannot_read_are_counted(tmp_p
     )
     write_jsonl(learnt / "answers.jsonl", [Answer(f"t{n}", [1], [2], True) for n in range(12)])
     write_jsonl(answers / "rejected.jsonl", [Rejection("eval.jsonl", 61, "600 tokens", "60")])
+    tokenizer = train_tokenizer(["x y"])
+    tokenizer.save(tmp_path / "main/models/target")
+    write_json(tmp_path / "main/models/target/config.json", {"eos_token_id": 0})
+    judged, decide = [], verdict.decide
+    monkeypatch.setattr(
+        verdict, "decide", lambda rows, *more, **said: judged.append(rows) or decide(rows, *more, **said)
+    )
     settings = VerdictSettings(Path("logs/log.jsonl"), "models/T", hardware="rtx4090-llama-3.1-8b")
     found = judge_run(tmp_path, settings, "models/D", {"a broken line": 2}, None, None)
     assert found.left_out == {"a broken line": 2, "too long for the target, or refused by its chat template": 1}
@@ -742,5 +763,8 @@ def test_conversations_and_prompts_that_the_target_cannot_read_are_counted(tmp_p
     assert verdict.lines(found)[-1].endswith(f"; {cut} of 60 answers were cut at 96 tokens")
     assert (found.log, found.target, found.draft) == ("logs/log.jsonl", "models/T", "models/D")
     assert (found.requests, found.conversations) == (60, 30)
+    held_out = judged[0][judged[0]["split"] == "eval"].drop_duplicates("request_id").sort_values("request_id")
+    logged = len(tokenizer.encode("x " * 500))
+    assert held_out["answer_tokens"].tolist()[:4] == [logged, 96, logged, 96], "only answers that were cut"
     (lookup,) = (option for option in found.options if option.name == "lookup")
     assert [part.verdict for part in lookup.thirds] == ["not yet known"] * 2, "the stream is one conversation"

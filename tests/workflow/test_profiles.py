@@ -135,7 +135,8 @@ def test_the_generic_profile_sees_how_a_job_ended(tmp_path, squeue, sacct, statu
     for name, body in (("squeue", squeue), ("sacct", sacct)):
         (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
         (tmp_path / name).chmod(0o755)
-    command = yaml.safe_load((ROOT / "profiles/generic/config.yaml").read_text())["cluster-generic-status-cmd"]
+    folder = ROOT / "profiles/generic"
+    command = folder / yaml.safe_load((folder / "config.yaml").read_text())["cluster-generic-status-cmd"]
     env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     asked = subprocess.run([command, "7"], cwd=ROOT, env=env, capture_output=True, text=True, check=True)
     assert asked.stdout == f"{status}\n"
@@ -232,10 +233,22 @@ def kubernetes(tmp_path):
 
 @pytest.mark.workflow
 def test_the_kubernetes_profile_runs_jobs_with_their_needs_in_the_image(kubernetes, tmp_path):
-    folder, jobs_folder, env = kubernetes
+    """From a folder other than the checkout."""
+    checkout, jobs_folder, env = kubernetes
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
     words = ("--seconds-between-status-checks=1", "--latency-wait=5", "results/smoke/mdss_region.csv")
     done = subprocess.run(
-        ["snakemake", "--workflow-profile", "profiles/kubernetes", *words, "--config", "scale=smoke"],
+        [
+            *(
+                "snakemake",
+                "--snakefile",
+                checkout / "Snakefile",
+                "--workflow-profile",
+                checkout / "profiles/kubernetes",
+            ),
+            *(*words, "--config", "scale=smoke"),
+        ],
         cwd=folder,
         env=env,
         capture_output=True,
@@ -258,7 +271,9 @@ def test_the_kubernetes_profile_runs_jobs_with_their_needs_in_the_image(kubernet
 def test_the_kubernetes_profile_asks_for_gpus_sees_what_became_of_a_job_and_deletes_it(kubernetes):
     folder, jobs_folder, env = kubernetes
     profile = yaml.safe_load((folder / "profiles/kubernetes/config.yaml").read_text())
-    status, cancel = (profile[f"cluster-generic-{verb}-cmd"] for verb in ("status", "cancel"))
+    status, cancel = (
+        str(folder / "profiles/kubernetes" / profile[f"cluster-generic-{verb}-cmd"]) for verb in ("status", "cancel")
+    )
 
     def said(*words):
         done = subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True)

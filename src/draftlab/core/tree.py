@@ -6,6 +6,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Int64
 from torch import Tensor
@@ -160,27 +161,29 @@ def optimal_tree(acceptance: Sequence[Sequence[float]], nodes: int) -> Tree:
     if nodes < 1 or not acceptance or not all(acceptance):
         raise UserError(f"a tree of {nodes} tokens over {len(acceptance)} depths", remedy="give 1 or more of both")
 
-    @functools.cache
-    def best(depth: int, child: int, left: int) -> tuple[float, int]:
-        """The most tokens accepted if ``left`` are drafted below an accepted node, from this child on; and how many of them belong to this child."""
-        if depth == len(acceptance) or child == len(acceptance[depth]) or not left:
-            return 0.0, 0
-        share = acceptance[depth][child]
-        # Children are drawn in order, so there is no later child without this one.
-        splits = [
-            (share * (1 + best(depth + 1, 0, take - 1)[0]) + best(depth, child + 1, left - take)[0], take)
-            for take in range(1, left + 1)
-        ]
-        return max(splits)
+    # From the last child of the last depth to the first: the most tokens accepted if ``left`` are drafted below an accepted node, from this child
+    # on, and how many of them belong to this child. Children are drawn in order, so there is no later child without this one.
+    below = np.zeros(nodes + 1)
+    takes: list[list[np.ndarray]] = []
+    for shares in reversed(acceptance):
+        most = np.zeros(nodes + 1)
+        takes.insert(0, [np.zeros(nodes + 1, dtype=int)])  # after the last child
+        for share in reversed(shares):
+            own, later, take = share * (1 + below[:-1]), most, np.zeros(nodes + 1, dtype=int)
+            most = np.zeros(nodes + 1)
+            for left in range(1, nodes + 1):
+                splits = own[:left][::-1] + later[:left]  # left, left - 1, ... 1 of them belong to this child
+                take[left] = left - splits.argmax()
+                most[left] = splits.max()
+            takes[0].insert(0, take)
+        below = most
 
     parents = [-1]
-
-    def plant(parent: int, depth: int, left: int) -> None:
-        child = 0
-        while take := best(depth, child, left)[1]:
+    planned = [(0, 0, 0, nodes)]
+    while planned:
+        parent, depth, child, left = planned.pop()
+        own_nodes = int(takes[depth][child][left]) if depth < len(takes) else 0
+        if own_nodes:
             parents.append(parent)
-            plant(len(parents) - 1, depth + 1, take - 1)
-            left, child = left - take, child + 1
-
-    plant(0, 0, nodes)
+            planned += [(parent, depth, child + 1, left - own_nodes), (len(parents) - 1, depth + 1, 0, own_nodes - 1)]
     return Tree.of_parents(parents)

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
+from draftlab.core.settings import Template
 from draftlab.data.conversations import CUT, answered, first_request, is_conversation, last_request, texts_of
 from draftlab.data.fields import BadRow, Cleaned, Row, as_text, items_of, labels, mapping_of, maybe_text, text_of
 from draftlab.data.formats import ANSWER_FIELDS, CONVERSATION_FIELDS, DETECT, PROMPT_FIELDS, RETRIEVED, detect
@@ -371,11 +372,14 @@ def clean(
         yield prompt
 
 
-def are_rendered(rows: Iterable[RawRow]) -> bool:
-    """Whether most of a user's first prompts are in a chat template already."""
+def are_rendered(rows: Iterable[RawRow], template: Template) -> bool:
+    """Whether most of a user's first prompts are in a chat template already, and ``template`` would change what the model reads.
+
+    ``plain`` changes nothing where that has no special tokens.
+    """
     first = itertools.islice(rows, DETECT)
     found = [
-        record.is_rendered
+        record.has_special_template if template == "plain" else record.is_rendered
         for record in clean("prompts", "train", first, cleaner=prompts, max_chars=0)
         if isinstance(record, Prompt)
     ]

@@ -11,6 +11,11 @@ RENDERED = re.compile(
     r"\s*(?:<s>|<bos>)?\s*(?:<\|\w+\|>|<｜|<start_of_turn>|<fim_prefix>|\[INST\]|\[SYSTEM_PROMPT\]|\[gMASK\])"
 )
 """The beginning of a text that is already in a chat template with special tokens."""
+AS_TEXT = (
+    (re.compile(r"(?:^|\s)USER: "), " ASSISTANT:"),
+    (re.compile(r"^### Instruction:\n", re.M), "\n### Response:"),
+)
+"""A turn of the user, and the end of a prompt, in templates without special tokens: Vicuna's and Alpaca's."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +47,17 @@ class Prompt:
         return "\n".join(filter(None, (schemas, *map(_text, self.messages))))
 
     @property
-    def is_rendered(self) -> bool:
-        """Whether it is one text that is in a chat template already."""
+    def has_special_template(self) -> bool:
+        """Whether it is one text that is in a chat template with special tokens already."""
         return not self.conversation and RENDERED.match(self.text) is not None
+
+    @property
+    def is_rendered(self) -> bool:
+        """Whether it is one text that is in a chat template already. One without special tokens ends where the model's turn begins."""
+        if self.has_special_template:
+            return True
+        text = self.text.rstrip()
+        return not self.conversation and any(text.endswith(end) and turn.search(text) for turn, end in AS_TEXT)
 
     @property
     def opening(self) -> str:

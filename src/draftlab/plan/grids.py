@@ -65,6 +65,9 @@ def settings_error(
         what, remedy = f"unknown key {key!r}", f"allowed: {', '.join(known)}" if known else "remove it"
     elif first["type"] == "missing":
         what, remedy = f"{key} is missing", "add it"
+    elif first["type"] == "string_type" and isinstance(first["input"], int | float):
+        what = f"{key}: {first['input']} is not a text"
+        remedy = "on a command line let a name begin with a letter, and a path with ./; in a file use quotes"
     elif first["type"] in ("dict_type", "model_type"):
         what = f"{key}: give a mapping, not {first['input']!r}"
     elif first["type"] != "too_short" and not isinstance(first["input"], dict):

@@ -85,7 +85,14 @@ class Run(Settings):
             elif kind == "data":
                 needed.add(rest[0])
         models = {key: model for key, model in self.settings.named_models.items() if key.split(".")[1] in pairs}
-        check_files({}, models, WORKFLOW / "scales" / f"{self.scale}.yaml")
+        scale = WORKFLOW / "scales" / f"{self.scale}.yaml"
+        missing = {key.removeprefix("pairs."): model for key, model in models.items() if _is_missing_gguf(model)}
+        if missing:
+            named = ", ".join(f"{key}: FILE" for key in missing)
+            remedy = f"its first lines say where to get them; put them here, or give models='{{{named}}}'; draftlab plan works without"
+            what = f"missing model files, which a dry run reads too: {', '.join(missing.values())}"
+            raise UserError(what, file=scale, remedy=remedy)
+        check_files({}, models, scale)
         for dataset in sorted(needed) if self.raw_folder else ():
             try:
                 for split in sources.SPLITS:
@@ -93,9 +100,10 @@ class Run(Settings):
             except OSError as error:
                 where = error.filename or self.raw_folder
                 raise UserError(str(error.strerror), file=where, remedy="make it readable") from None
-        if self.raw_folder and "prompts" in needed and self.settings.pairs[MAIN].answers.template != "rendered":
+        template = self.settings.pairs[MAIN].answers.template
+        if self.raw_folder and "prompts" in needed and template != "rendered":
             rows = sources.RawFiles(registry.find("prompts"), Path(self.raw_folder)).rows("train")
-            if cleaners.are_rendered(rows):
+            if cleaners.are_rendered(rows, template):
                 remedy = "encode them as they are: template=rendered (draftlab verdict: --template rendered)"
                 raise UserError("most prompts are in a chat template already", file=self.raw_folder, remedy=remedy)
 
@@ -227,6 +235,10 @@ def run_of(config: Iterable[str]) -> Run:
     """The run of ``KEY=VALUE`` arguments, as for ``snakemake --config``."""
     given = {key: _value(text) for key, _, text in (argument.partition("=") for argument in config)}
     return load_run(given, WORKFLOW)
+
+
+def _is_missing_gguf(model: str) -> bool:
+    return model.endswith(".gguf") and not os.path.exists(model)
 
 
 def _value(text: str) -> Any:

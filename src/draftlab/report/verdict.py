@@ -33,6 +33,7 @@ from draftlab.files.checkout import ROOT
 from draftlab.files.json_files import read_jsonl, read_object
 from draftlab.files.tables import read_table
 from draftlab.files.weights import is_gguf
+from draftlab.models.tokenizer import Tokenizer, load_tokenizer
 from draftlab.plan.run import run_of
 from draftlab.report.page import templates
 from draftlab.serving import costs as block_costs
@@ -69,6 +70,8 @@ class VerdictSettings:
     """Of the answers: 0 or 1."""
     template: Template | None = None
     """The chat template for prompts to the target; by default its tokenizer's own."""
+    answer_tokens: int | None = None
+    """At most how many tokens the target writes for an answer; by default what the scale says, 96 in traffic."""
     scale: str = "traffic"
     """Sizes of the run: a file of workflow/scales."""
     cores: int = 0
@@ -132,6 +135,9 @@ def judge(
     texts = [next(m["content"] for m in reversed(prompt.messages) if m["role"] == "user") for prompt in prompts]
     of_rows = pd.MultiIndex.from_frame(rows[["split", "request_id"]])
     labels = {"language": languages(texts), "conversation": conversation_numbers([p.messages for p in prompts])}
+    tokenizer = load_tokenizer(results / "main/models/target")
+    pairs = zip([*answers["train"], *answers["eval"]], prompts, strict=True)
+    labels["answer_tokens"] = [_answer_tokens(answer, prompt, tokenizer) for answer, prompt in pairs]
     rows = rows.assign(
         **{name: pd.Series(values, requests).reindex(of_rows).to_numpy() for name, values in labels.items()}
     )
@@ -158,6 +164,12 @@ def judge(
         trace=trace,
         progress=lambda line: print(line, file=sys.stderr),
     )
+
+
+def _answer_tokens(answer: Answer, prompt: Prompt, tokenizer: Tokenizer) -> int:
+    """How long an answer is under load: where it was cut, as long as the log's own if that is longer."""
+    logged = len(tokenizer.encode(prompt.reference)) if prompt.reference and not answer.finished else 0
+    return max(len(answer.answer_ids), logged)
 
 
 def _answers(results: Path, split: str, temperature: int) -> list[Answer]:
@@ -289,6 +301,7 @@ def _run_workflow(settings: VerdictSettings, draft: str, name: str, folder: Path
     }
     config |= {"draft": _absolute(draft)} if draft else {}
     config |= {"template": settings.template} if settings.template else {}
+    config |= {} if settings.answer_tokens is None else {"answers": f"{{max_new_tokens: {settings.answer_tokens}}}"}
     run_of(
         [f"{key}={value}" for key, value in config.items()]
     )  # a wrong model or scale is one line, not Snakemake's error
@@ -326,8 +339,9 @@ def _absolute(model: str) -> str:
 
 
 def _name(settings: VerdictSettings, draft: str) -> str:
-    """A name for the run, unique to the log, target, draft and scale."""
+    """A name for the run, unique to the log, target, draft, scale and limit of answers."""
     parts = [os.path.abspath(settings.traffic), _absolute(settings.target), _absolute(draft), settings.scale]
+    parts += [] if settings.answer_tokens is None else [str(settings.answer_tokens)]
     digest = hashlib.blake2b("\n".join(parts).encode(), digest_size=3).hexdigest()
     return f"verdict-{_short(str(settings.traffic))}-{_short(settings.target)}-{digest}"
 

@@ -49,8 +49,12 @@ def profile(settings: Flat[ProfileSettings], *, out: Path) -> None:
 
 
 def measure(settings: ProfileSettings) -> Profile:
-    """Time steps of the pair over a grid of batches and contexts, with target and draft in turn and in random order; then ``fit`` them."""
+    """Time steps of the pair over a grid of batches and contexts, with target and draft in turn and in random order; then ``fit`` them.
+
+    ``per_block`` is the time of a block in draftlab's own loop in which no model runs.
+    """
     from draftlab.files.machine import machine
+    from draftlab.latency.cost import around_calls
     from draftlab.latency.pair import open_pair
     from draftlab.latency.settings import Engine
 
@@ -66,6 +70,7 @@ def measure(settings: ProfileSettings) -> Profile:
     with open_pair(
         settings.target, *drafts, settings=Engine.model_validate(engine), context_length=length, sequences=sequences
     ) as models:
+        per_block = 1e3 * around_calls(models[0], PROMPT // 2, settings.seed)["loop_seconds"]
         times: list[Times] = [[] for _ in models]
         clock = models[0].clock()
         grid = [(batch, context) for batch in BATCHES for context in CONTEXTS]
@@ -94,6 +99,7 @@ def measure(settings: ProfileSettings) -> Profile:
         licence="measured here",
         target=costs[0],
         draft=costs[1] if drafts else None,
+        per_block=max(per_block, 0.0),
         kv_tokens=settings.kv_tokens,
         max_sequences=settings.max_sequences,
         max_tokens=512,

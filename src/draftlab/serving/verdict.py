@@ -229,6 +229,7 @@ def under_load(
 ) -> list[AtLoad]:
     """The simulated server at and around the given load, for requests drawn from the log: each with its lengths and its acceptance in replay.
 
+    An answer has ``answer_tokens``, which may be more than were recorded; without that column, those that were.
     With a trace, which has lengths of its own, acceptance is drawn from the log in proportion to its tokens.
     """
     replayed = _at(rows[(rows["split"] == "eval") & (rows["option"] == option.name)], option)
@@ -236,7 +237,8 @@ def under_load(
     alphas = np.array([alpha_of_length(length, option.draft_len) for length in block_lengths])
     share = 1 - float(replayed["empty"].sum() / replayed["blocks"].sum())
     profile = _profile_of(replayed, costs)
-    prompts, outputs = replayed["prompt_tokens"].to_numpy(int), replayed["emitted"].to_numpy().astype(int)
+    prompts = replayed["prompt_tokens"].to_numpy(int)
+    outputs = replayed.get("answer_tokens", replayed["emitted"]).to_numpy().astype(int)
     count = len(replayed)
     requests = fitting(trace or traces.Arrivals(np.zeros(count), prompts, outputs, {}), profile)
     rates = [(rate or (trace.rate if trace else 1.0)) * times for times in SHARES]
@@ -308,7 +310,7 @@ def decide(
         load = {option.name: under_load(rows, option, costs, rate, trace, progress) for option in fixed_length[:2]}
     under, load_sentence = _under_load(*_best_at_load(load)[SHARES.index(1)]) if load else (None, "")
     if load and cut and not trace:
-        load_sentence += f" (answers of at most {cut_at} tokens)"
+        load_sentence += f" (answers cut at {cut_at} tokens are as long as in the log, if those are longer; --answer-tokens sets the limit)"
     overall: Outcome = "yes" if good else "no" if all(o.verdict == "no" for o in options) else "not yet known"
     top = good[0] if good else ranked[0]
     promise = Promise(
