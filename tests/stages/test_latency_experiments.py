@@ -23,7 +23,7 @@ from draftlab.latency.comparison import compare
 from draftlab.latency.controlled import decode_scheduled, plain_steps
 from draftlab.latency.cost import SETTLED, around_calls, calibrate, cost_model
 from draftlab.latency.lookup import Lookup
-from draftlab.latency.loop import Alone, Block, Generation, resume
+from draftlab.latency.loop import Alone, resume
 from draftlab.latency.pair import open_pair
 from draftlab.latency.self_check import write_toy
 from draftlab.latency.settings import Engine
@@ -298,19 +298,6 @@ def test_length_experiment_in_llama_cpp(models: dict[str, Path]) -> None:
 
 
 # --- requests ----------------------------------------------------------------------------------------------------
-
-
-def test_what_the_last_block_drafts_beyond_the_answer_is_not_counted() -> None:
-    for tokens, last, counted in (
-        (10, 4, (8, 8)),  # up to the end
-        (9, 4, (8, 8)),  # the target's token is cut
-        (6, 4, (5, 5)),
-        (7, 1, (6, 5)),  # the third is rejected
-        (6, 1, (5, 5)),  # at the end of the answer
-    ):
-        blocks = [Block(4, 4, 0.0, 0.0), Block(4, last, 0.0, 0.0)]
-        assert latency_requests.judged(Generation([1] * tokens, 1.0, blocks)) == counted
-    assert latency_requests.judged(Generation([1] * 5, 1.0, [])) == (0, 0)
 
 
 def test_requests_of_known_cost(capsys: pytest.CaptureFixture[str]) -> None:

@@ -273,7 +273,6 @@ def measure(
         length = min(len(request.answer_ids), settings.max_new_tokens)
         answers = {name: answer(name, number, request.prompt_ids, length) for name in names[:: 1 if number % 2 else -1]}
         for name, (written, steps) in answers.items():
-            visited, accepted = judged(written)
             row = {
                 "request_id": settings.first + number - 1,
                 "contender": name,
@@ -281,8 +280,8 @@ def measure(
                 "seconds": written.seconds,
                 "blocks": len(written.blocks),
                 "drafted": sum(block.drafted for block in written.blocks),
-                "visited": visited,
-                "accepted": accepted,
+                "visited": sum(min(block.accepted + 1, block.drafted) for block in written.blocks),
+                "accepted": sum(block.accepted for block in written.blocks),
                 "draft_seconds": sum(block.draft_seconds for block in written.blocks),
                 "verify_seconds": sum(block.verify_seconds for block in written.blocks),
                 "steps": steps,
@@ -295,19 +294,6 @@ def measure(
             if number:
                 rows.append(row)
     return pd.DataFrame(rows)
-
-
-def judged(written: Generation) -> tuple[int, int]:
-    """How many drafted tokens the target judged, and how many it accepted, up to the end of the answer: the last block may go beyond it."""
-    visited = sum(min(block.accepted + 1, block.drafted) for block in written.blocks)
-    accepted = sum(block.accepted for block in written.blocks)
-    beyond = accepted + len(written.blocks) - len(written.tokens)
-    if beyond > 0:
-        last = written.blocks[-1]
-        kept = last.accepted + 1 - beyond
-        visited += kept - min(last.accepted + 1, last.drafted)
-        accepted += kept - last.accepted
-    return visited, accepted
 
 
 def predict(written: Generation, steps: int, costs: CostModel) -> float:
