@@ -129,7 +129,7 @@ def test_heads_learn_what_the_target_says_and_leave_it_alone():
     recorded = record(TARGET, [(str(i), p) for i, p in enumerate(PROMPTS)], max_new_tokens=20, eos_ids=[EOS])
     untrained = replay(model, recorded, 2)
     settings = Offline(dataset="toy", epochs=1, batch=3, learning_rate=1e-2)
-    train(Scene(model, None, recorded, 20, ()), range(len(PROMPTS)), 120, settings)
+    train(Scene(model, recorded), range(len(PROMPTS)), 120, settings)
     trained = replay(model, recorded, 2)
     assert trained.accepted.sum() >= 2 * untrained.accepted.sum()
     assert all(torch.equal(a, b) for a, b in zip(before, TARGET.parameters(), strict=True))
@@ -153,7 +153,7 @@ def test_heads_learn_the_mean_over_heads_when_they_warm_up_and_when_they_serve(h
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, "update", watched)
         if how == "train":
-            train(Scene(model, None, recorded, 5, ()), [0], 1, settings)
+            train(Scene(model, recorded), [0], 1, settings)
         else:
             learn(model, training.adamw(model), [Lesson(recorded, 0, np.arange(len(answer.answer_ids)))], settings)
     assert found == [pytest.approx(float(expected), rel=1e-5)]

@@ -65,10 +65,8 @@ def run(settings: Settings, inputs: RecordedPairs, bench: Bench) -> tuple[pd.Dat
 
     from draftlab.core.verify import token_verifier
     from draftlab.core.verify.acceptance import by_position
-    from draftlab.engine.recorded_pairs import load_all
 
-    synthetic = settings.seed if settings.synthetic else None
-    every = load_all(inputs.pairs, settings.datasets, settings.positions, synthetic)
+    every = inputs.load(settings)
     frames = []
     conditions = list(itertools.product(every.items(), settings.draft_temperature))
     for (dataset, pairs), temperature in progress(conditions, "datasets and temperatures"):
