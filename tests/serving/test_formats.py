@@ -20,7 +20,7 @@ from draftlab.errors import UserError
 from draftlab.serving import emit, monitor, records
 from draftlab.serving.acceptance import from_alpha, from_histograms
 from draftlab.serving.emit import Deployment
-from draftlab.serving.monitor import Promise
+from draftlab.serving.monitor import Bounds, Promise
 from draftlab.serving.records import Counts
 
 RANGES = [(1, 4, 4), (5, 64, 3), (65, 128, 1), (129, 512, 0)]
@@ -418,7 +418,7 @@ def test_short_drafts_say_nothing_about_later_tokens(
 
 # --- the watch -------------------------------------------------------------------------------------------------------
 
-PROMISE = Promise(draft_len=4, low=2.8, high=3.2)
+PROMISE = Promise(draft_len=4, acceptance_length=Bounds(low=2.8, high=3.2))
 
 
 def requests(count: int, alpha: float, seed: int = 0, spread: float = 0.05) -> list[Counts]:

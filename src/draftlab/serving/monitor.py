@@ -34,6 +34,14 @@ Z = 1.96
 Length = Annotated[float, Field(ge=1, allow_inf_nan=False)]
 
 
+class Bounds(BaseModel):
+    """The 95 % interval of a length."""
+
+    model_config = ConfigDict(frozen=True)
+    low: Length
+    high: Length
+
+
 class Promise(BaseModel):
     """The acceptance length (tokens per block with drafted tokens, the target's token included) that a verdict promises at a draft length.
 
@@ -42,8 +50,7 @@ class Promise(BaseModel):
 
     model_config = ConfigDict(frozen=True)
     draft_len: Annotated[int, Field(ge=1)]
-    low: Length
-    high: Length
+    acceptance_length: Bounds
     option: str = ""
     threshold: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
@@ -56,18 +63,15 @@ def read_promise(file: Path) -> Promise:
         raise UserError(
             "the verdict was not yes, so it promises nothing", file=file, remedy="give one that recommends a draft"
         )
-    length = inside.get("acceptance_length", {}) if isinstance(inside, dict) else {}
     try:
-        optional = {name: inside[name] for name in ("option", "threshold") if name in inside}
-        promise = Promise(draft_len=inside["draft_len"], low=length["low"], high=length["high"], **optional)
-    except (ValidationError, KeyError, TypeError) as error:
-        what = error.errors()[0]["msg"] if isinstance(error, ValidationError) else f"no {error}"
+        promise = Promise.model_validate(inside)
+    except ValidationError as error:
         raise UserError(
-            f"no promise in it: {what}",
+            f"no promise in it: {error.errors()[0]['msg']}",
             file=file,
             remedy='it needs "draft_len" and "acceptance_length" with "low", "high"',
         ) from None
-    if promise.low > promise.high:
+    if promise.acceptance_length.low > promise.acceptance_length.high:
         raise UserError("the promise's low is above its high", file=file, remedy="run draftlab verdict again")
     return promise
 
@@ -140,7 +144,7 @@ class Report:
 
 def judge(rows: Iterable[Counts | None], promise: Promise) -> Report:
     """Judge records in their order of arrival, in constant memory."""
-    everything, window = Sums(), Sums()
+    everything, window, promised = Sums(), Sums(), promise.acceptance_length
     recent: deque[tuple[int, Counts]] = deque(maxlen=2 * WINDOW)
     number = silent = windows_below = begun = since = 0
     once_stale = ""
@@ -158,7 +162,7 @@ def judge(rows: Iterable[Counts | None], promise: Promise) -> Report:
         recent.append((number, counts))
         if window.records == WINDOW:
             since = since if windows_below else begun
-            windows_below = windows_below + 1 if window.length()[2] < promise.low else 0
+            windows_below = windows_below + 1 if window.length()[2] < promised.low else 0
             if windows_below >= 2:
                 once_stale = f"; requests {since} to {number} were below"
             window = Sums()
@@ -186,12 +190,12 @@ def judge(rows: Iterable[Counts | None], promise: Promise) -> Report:
             (before if place < WINDOW else last).add(counts)
         where = f" (requests {recent[WINDOW][0]} to {recent[-1][0]} of {number})"
     middle, low, high = last.length()
-    text = f"{middle:.2f} tokens a step [{low:.2f}, {high:.2f}], promised {promise.low:.2f} to {promise.high:.2f}"
+    text = f"{middle:.2f} tokens a step [{low:.2f}, {high:.2f}], promised {promised.low:.2f} to {promised.high:.2f}"
     text += where + left_out
-    if high < promise.low and before.length()[2] < promise.low:
+    if high < promised.low and before.length()[2] < promised.low:
         since = 1 if not windowed else since if windows_below else recent[0][0]
         return Report("stale", f"stale{f' since request {since}' if windowed else ''}: {text}", since)
-    state = "better" if low > promise.high else "falling" if high < promise.low else "as promised"
+    state = "better" if low > promised.high else "falling" if high < promised.low else "as promised"
     if once_stale and state != "falling":
         return Report("recovered", f"recovered: {text}{once_stale}")
     return Report(state, f"{state}: {text}")
