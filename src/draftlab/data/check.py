@@ -38,7 +38,7 @@ class Lengths:
 
 
 @dataclass(frozen=True)
-class Report:
+class FileSummary:
     """The contents of a file. ``conversations`` are prompts with messages before them, which the model reads too.
 
     Of all prompts, ``cut`` come before a message that cannot be read, ``results`` are the result of a tool, ``with_reasoning`` hold an assistant's
@@ -80,7 +80,7 @@ def check(
     tokenizer: Path | None = None,
     against: Path | None = None,
     max_chars: int = Options.max_chars,
-) -> Report:
+) -> FileSummary:
     """Read a file once, in bounded memory, and count its prompts, and those that also are in the file ``against``.
 
     Without ``dataset``, or with ``prompts``, the format is detected, as in a run. ``tokenizer`` is a model folder; without
@@ -124,7 +124,7 @@ def check(
             reference_lengths.append(count(record.reference))
         if len(sample) < SAMPLE:
             sample.append(record.text)
-    return Report(
+    return FileSummary(
         file=str(file),
         format=name,
         read=read,
@@ -179,7 +179,7 @@ def _lengths(values: array[int]) -> Lengths | None:
     return Lengths(ordered[0], ordered[last // 2], ordered[round(last * 0.9)], ordered[last])
 
 
-def table(report: Report) -> str:
+def table(report: FileSummary) -> str:
     """The report as text, safe for a terminal."""
 
     def spread(lengths: Lengths | None) -> str:
@@ -221,7 +221,7 @@ def table(report: Report) -> str:
     return "\n".join(f"{name:<{width}}  {excerpt(str(value))}" for name, value in lines)
 
 
-def as_json(report: Report) -> dict[str, Any]:
+def as_json(report: FileSummary) -> dict[str, Any]:
     """The report as one JSON object."""
     return {**asdict(report), "usable": report.usable}
 

@@ -17,7 +17,7 @@ SURE = 0.5
 """A threshold between the confidence of a guess (1) and that of no guess (1 / vocabulary size)."""
 
 
-class Lookup:
+class LookupBackend:
     """Prompt lookup over the vocabulary of ``model``; if ``joined``, the model predicts where lookup has no guess.
 
     The model runs only then, and reads the tokens that it missed before.

@@ -21,7 +21,7 @@ from draftlab.core.stats import ENOUGH
 from draftlab.errors import UserError
 from draftlab.files.json_files import read_object
 from draftlab.serving import records
-from draftlab.serving.records import Counts
+from draftlab.serving.records import SpeculationCounts
 
 WINDOW = 100
 """Requests in a window; a draft is stale if the last window and the one before it are below the promise."""
@@ -88,7 +88,7 @@ class Sums:
     squares: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
     within: float = 0.0
 
-    def add(self, counts: Counts) -> None:
+    def add(self, counts: SpeculationCounts) -> None:
         self.records += 1
         self.requests += counts.requests
         self.blocks += counts.drafts
@@ -121,7 +121,7 @@ class Sums:
         return 1 + rate, 1 + rate - Z * spread, 1 + rate + Z * spread
 
 
-def _block_variance(counts: Counts) -> float:
+def _block_variance(counts: SpeculationCounts) -> float:
     """The variance of a block's accepted tokens: from the histogram, or else the largest possible for its mean and draft length."""
     mean = counts.accepted / counts.drafts
     if counts.histogram is not None and sum(counts.histogram) > 0:
@@ -131,7 +131,7 @@ def _block_variance(counts: Counts) -> float:
 
 
 @dataclass(frozen=True)
-class Report:
+class Status:
     """``state`` is ``as promised``, ``better``, ``falling`` (one window below), ``stale``, ``recovered`` or ``not yet known``.
 
     ``since`` counts requests.
@@ -142,10 +142,10 @@ class Report:
     since: int | None = None
 
 
-def judge(rows: Iterable[Counts | None], promise: Promise) -> Report:
+def judge(rows: Iterable[SpeculationCounts | None], promise: Promise) -> Status:
     """Judge records in their order of arrival, in constant memory."""
     everything, window, promised = Sums(), Sums(), promise.acceptance_length
-    recent: deque[tuple[int, Counts]] = deque(maxlen=2 * WINDOW)
+    recent: deque[tuple[int, SpeculationCounts]] = deque(maxlen=2 * WINDOW)
     number = silent = windows_below = begun = since = 0
     once_stale = ""
     for number, counts in enumerate(rows, 1):
@@ -169,7 +169,7 @@ def judge(rows: Iterable[Counts | None], promise: Promise) -> Report:
     left_out = f"; {silent} rows that are broken or without speculation left out" if silent else ""
     if not everything.known:
         requests = "" if math.isnan(everything.requests) else f"{everything.requests:g} requests with "
-        return Report(
+        return Status(
             "not yet known",
             f"not yet known: {requests}{everything.blocks:g} blocks "
             f"({ENOUGH} requests are needed, or {BLOCKS} blocks of counters){left_out}",
@@ -194,14 +194,14 @@ def judge(rows: Iterable[Counts | None], promise: Promise) -> Report:
     text += where + left_out
     if high < promised.low and before.length()[2] < promised.low:
         since = 1 if not windowed else since if windows_below else recent[0][0]
-        return Report("stale", f"stale{f' since request {since}' if windowed else ''}: {text}", since)
+        return Status("stale", f"stale{f' since request {since}' if windowed else ''}: {text}", since)
     state = "better" if low > promised.high else "falling" if high < promised.low else "as promised"
     if once_stale and state != "falling":
-        return Report("recovered", f"recovered: {text}{once_stale}")
-    return Report(state, f"{state}: {text}")
+        return Status("recovered", f"recovered: {text}{once_stale}")
+    return Status(state, f"{state}: {text}")
 
 
-def watch(source: str, seconds: float) -> Iterator[Counts | None]:
+def watch(source: str, seconds: float) -> Iterator[SpeculationCounts | None]:
     """The records of a file, or of a server's /metrics: since its start, or over ``seconds`` from now.
 
     **Raises:** ``UserError`` for a file without any record of speculation.
@@ -225,14 +225,14 @@ def watch(source: str, seconds: float) -> Iterator[Counts | None]:
     yield difference(first, next(records.from_prometheus(_fetch(source), source)), source)
 
 
-def difference(before: Counts, after: Counts, source: str) -> Counts:
+def difference(before: SpeculationCounts, after: SpeculationCounts, source: str) -> SpeculationCounts:
     """What was counted between two moments; a counter that fell means that the server was restarted."""
     if after.drafts < before.drafts:
         raise UserError("the counters fell: the server was restarted", file=source, remedy="run again")
     histogram = None
     if before.histogram is not None and after.histogram is not None and len(before.histogram) == len(after.histogram):
         histogram = tuple(b - a for a, b in zip(before.histogram, after.histogram, strict=True))
-    return Counts(
+    return SpeculationCounts(
         after.engine,
         after.drafts - before.drafts,
         after.drafted - before.drafted,
