@@ -57,7 +57,7 @@ def test_reading_a_tree_is_reading_each_of_its_sequences():
         tree.paths[:, 1:] > 0, tokens.flatten(1)[:, tree.token_index][:, tree.paths[:, 1:] - 1], tokens
     )
     with torch.inference_mode():
-        cache, following = TARGET.prefill(prompts, 32)
+        cache, following = TARGET.decoder().prefill(prompts, 32)
         nodes = torch.cat([following[:, None], tokens.flatten(1)[:, tree.token_index]], -1)
         found = TARGET.decoder().project(cache.states(nodes, tree)).view(2, 9, -1)[:, tree.paths]
         for row, leaf in itertools.product(range(2), range(6)):

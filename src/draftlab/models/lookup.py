@@ -58,9 +58,6 @@ class Lookup:
     def decoder(self) -> LookupDecoder:
         return LookupDecoder(self)
 
-    def prefill(self, prompts: Sequence[Sequence[int]], room: int) -> tuple[LookupCache, Int[Tensor, " batch"]]:
-        return self.decoder().prefill(prompts, room)
-
     def save(self, folder: Path | str) -> None:
         raise UserError("prompt lookup has no weights", file=folder, remedy="save the draft that it is joined to")
 

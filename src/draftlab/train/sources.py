@@ -198,7 +198,7 @@ class _Mixture:
         return self
 
     def prefill(self, prompts: Sequence[Sequence[int]], room: int) -> tuple[_MixtureCache, Int[Tensor, " batch"]]:
-        caches, tokens = zip(*(model.prefill(prompts, room) for model in self.models), strict=True)
+        caches, tokens = zip(*(model.decoder().prefill(prompts, room) for model in self.models), strict=True)
         return _MixtureCache(self, list(caches)), tokens[0]
 
 
