@@ -59,7 +59,6 @@ class Settings(Engine):
         description="also decode with blocks that end where the draft gives its token less than this probability; 0: do not",
     )
     temperature: float = Field(default=0, ge=0, description="temperature at which target and drafts sample; 0: greedy")
-    lookup: bool = Field(True, description="also decode with prompt lookup, alone and before the last draft")
     distilled: Literal["osd_offline", "traffic_verdict"] = Field(
         "osd_offline", description="the experiment that distilled the draft"
     )
@@ -170,25 +169,19 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
     context = max(longest, CALIBRATION_CONTEXT) + LONGEST
     opened = open_pair(inputs.target, *inputs.drafts.values(), settings=settings, context_length=context)
     with opened as (target, *drafts):
+        length = fixed(settings.draft_len)
+        least = {"": 0.0} | ({CONFIDENT: settings.confidence} if settings.confidence else {})
         contenders: dict[str, Drafter] = {}
         for name, draft in zip(inputs.drafts, drafts, strict=True):
-            contenders[name] = draft, fixed(settings.draft_len), 0.0
+            contenders |= {name + ending: (draft, length, min_prob) for ending, min_prob in least.items()}
             if settings.adaptive:
                 contenders[name + ADAPTIVE] = draft, calibrated_length(target, draft), 0.0
-            if settings.confidence:
-                contenders[name + CONFIDENT] = draft, fixed(settings.draft_len), settings.confidence
-        if settings.lookup:
-            contenders[LOOKUP] = LookupBackend(target), fixed(settings.draft_len), SURE
-            for name, draft in zip(inputs.drafts, drafts, strict=True):
-                if draft is drafts[-1] or name != BEFORE:
-                    joined = FIRST if draft is drafts[-1] else f"{FIRST}_{name}"
-                    contenders[joined] = LookupBackend(draft, joined=True), fixed(settings.draft_len), 0.0
-                    if settings.confidence:
-                        contenders[joined + CONFIDENT] = (
-                            LookupBackend(draft, joined=True),
-                            fixed(settings.draft_len),
-                            settings.confidence,
-                        )
+        contenders[LOOKUP] = LookupBackend(target), length, SURE
+        for name, draft in zip(inputs.drafts, drafts, strict=True):
+            if draft is drafts[-1] or name != BEFORE:
+                joined = FIRST if draft is drafts[-1] else f"{FIRST}_{name}"
+                for ending, min_prob in least.items():
+                    contenders[joined + ending] = LookupBackend(draft, joined=True), length, min_prob
         costs = read_costs(inputs.costs, longest) if inputs.costs else {}
         probes = Probes(target, drafts[-1], settings) if settings.probe_every else None
         rows = measure(target, contenders, requests, settings, costs, probes)
