@@ -131,7 +131,7 @@ def _run(job: str, name: str, how: tuple[int, ...], device: Device) -> float:
     seen = TargetPass(answers, Sampling(0.0), SIZES[name].vocab, kept, ids, 0)
     given = {"learning_rate": 1e-5, "batch": batch, "micro_batch": rows, "autocast": device == "cuda", "device": device}
     target = _model(TARGET, _dtype(device), device) if job == "beside a target" else None
-    scene = Scene(_model(name, "float32", device), target, seen, answer, (), AT_ONCE if target else None)
+    scene = Scene(_model(name, "float32", device), seen, target, answer, (), AT_ONCE if target else None)
     times: list[float] = []
     train(
         scene,

@@ -12,7 +12,7 @@ from scipy.stats import chisquare
 from torch import Tensor
 
 from draftlab.conformance import check_distribution
-from draftlab.conformance.tables import Table
+from draftlab.conformance.tables import VerifierCase
 from draftlab.core.sampling import Drafting, draft_tokens, restrict_pair
 from draftlab.core.verify.acceptance import by_position
 from draftlab.core.verify.importance import full_program
@@ -399,7 +399,7 @@ def test_low_precision_inputs_are_lossless_for_their_renormalised_distribution(d
         lambda q, p, x: single.distribution(target, draft.expand(2, -1), x),
         "iid",
         2,
-        [Table("low", exact, distributions)],
+        [VerifierCase("low", exact, distributions)],
     )
     assert actual.lossless
 

@@ -133,7 +133,7 @@ def test_a_model_is_not_opened_again_where_its_cache_has_room(
     monkeypatch.setattr(llama_cpp, "LlamaCpp", watched)
     target = llama_cpp.GgufTarget(tmp_path / "target.gguf", read_sizes(folder / "target"))
     for length in (10, 40, 256, 257):
-        target.prefill([[1] * 4], length - 4)
+        target.decoder().prefill([[1] * 4], length - 4)
     target.close()
     assert len(opened) == 2, "llama.cpp makes room for a multiple of 256 tokens"
 

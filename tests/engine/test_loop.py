@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from draftlab.engine.loop import Timed, Verdict, agreed, close_gaps, steps
+from draftlab.engine.loop import Timed, Verification, agreed, close_gaps, steps
 
 EOS = 9
 
@@ -17,9 +17,9 @@ class Scripted:
         self.asked: list[tuple[str, object]] = []
         self.verdicts = iter(
             [
-                Verdict([[1, 2], [3, 4], [5, 6]], [0, 0, 0], [2, 0, 1], [7, EOS, 8]),
-                Verdict([[1, EOS], [5, 6]], [0, 0], [2, 1], [7, 8]),
-                Verdict([[5, 6]], [0], [2], [7]),
+                Verification([[1, 2], [3, 4], [5, 6]], [0, 0, 0], [2, 0, 1], [7, EOS, 8]),
+                Verification([[1, EOS], [5, 6]], [0, 0], [2, 1], [7, 8]),
+                Verification([[5, 6]], [0], [2], [7]),
             ]
         )
 
@@ -31,11 +31,11 @@ class Scripted:
         self.asked.append(("read", proposal))
         return "reading"
 
-    def verify(self, proposal: str, reading: str) -> Verdict:
+    def verify(self, proposal: str, reading: str) -> Verification:
         self.asked.append(("verify", (proposal, reading)))
         return next(self.verdicts)
 
-    def settle(self, verdict: Verdict, kept: Sequence[int]) -> None:
+    def settle(self, verdict: Verification, kept: Sequence[int]) -> None:
         self.asked.append(("settle", list(kept)))
 
 

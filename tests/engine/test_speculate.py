@@ -307,7 +307,7 @@ class Counting:
         return self
 
     def prefill(self, prompts: list[list[int]], room: int) -> object:
-        cache, following = self.model.prefill(prompts, room)
+        cache, following = self.model.decoder().prefill(prompts, room)
         extend = cache.extend
 
         def counted(tokens: torch.Tensor) -> torch.Tensor:

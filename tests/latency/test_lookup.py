@@ -7,7 +7,7 @@ import pytest
 
 from draftlab.engine.recording import record
 from draftlab.engine.replay import replay
-from draftlab.latency.lookup import SURE, Lookup
+from draftlab.latency.lookup import SURE, LookupBackend
 from draftlab.latency.loop import decode, fixed, speculate
 from draftlab.models import load_model, lookup
 from draftlab.models.backend import EngineOptions
@@ -38,7 +38,7 @@ def test_in_llama_cpp_it_counts_what_replay_counts(models: dict[str, Path], join
         LlamaCpp(models["target"].with_suffix(".gguf"), engine) as alone,
         LlamaCpp(models["draft"].with_suffix(".gguf"), engine) as draft,
     ):
-        drafting = Lookup(draft, joined=True) if joined else Lookup(alone)
+        drafting = LookupBackend(draft, joined=True) if joined else LookupBackend(alone)
         blocks = []
         for answer in recorded.answers:
             text = (answer.prompt_ids, len(answer.answer_ids))
@@ -84,7 +84,7 @@ def test_a_prompt_is_read_once_and_again_after_probes(models: dict[str, Path], m
             return prefill(model, tokens)
 
         monkeypatch.setattr(LlamaCpp, "prefill", watched)
-        contenders = [draft, Lookup(draft, joined=True), Lookup(draft, joined=True)]
+        contenders = [draft, LookupBackend(draft, joined=True), LookupBackend(draft, joined=True)]
         prompts = [[3, *prompt] for prompt in passages(3)]
         for number, prompt in enumerate([*prompts, prompts[-1]]):
             draft.fill(1, 8)
@@ -101,7 +101,7 @@ def test_a_guess_is_looked_up_before_the_model_is_asked(models: dict[str, Path])
         LlamaCpp(models["draft"].with_suffix(".gguf")) as draft,
         LlamaCpp(models["draft"].with_suffix(".gguf")) as same,
     ):
-        joined, alone = Lookup(draft, joined=True), Lookup(draft)
+        joined, alone = LookupBackend(draft, joined=True), LookupBackend(draft)
         for lookup_draft in (joined, alone):
             assert lookup_draft.guess([5, 9, 7, 5, 9]) == 7
         assert (joined.steps, draft.tokens) == (0, [])
@@ -120,7 +120,7 @@ def test_a_model_that_missed_more_than_a_call_holds_reads_it_in_several(models: 
         LlamaCpp(models["draft"].with_suffix(".gguf"), engine) as draft,
         LlamaCpp(models["draft"].with_suffix(".gguf"), engine) as same,
     ):
-        joined = Lookup(draft, joined=True)
+        joined = LookupBackend(draft, joined=True)
         joined.prefill(text[:-1])
         same.prefill(text[:-1])
         np.testing.assert_allclose(getattr(joined, call)(text[-1:]), getattr(same, call)(text[-1:]), atol=1e-4)

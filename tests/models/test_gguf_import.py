@@ -98,7 +98,7 @@ def test_logits_are_those_of_transformers_and_of_llama_cpp(tmp_path: Path, famil
     for name in (file, tmp_path / "made", tmp_path / family):
         np.testing.assert_allclose(logits_of(load_model(name)), reference, atol=1e-4, rtol=1e-4)
     with torch.no_grad():
-        cache, _ = load_model(file).prefill([[*IDS[:30], 0]], room=31)
+        cache, _ = load_model(file).decoder().prefill([[*IDS[:30], 0]], room=31)
         cache.crop([30])
         decoded = cache.extend(torch.tensor([IDS[30:]]))[0].numpy()
     np.testing.assert_allclose(decoded, reference[30:], atol=1e-4, rtol=1e-4)

@@ -111,7 +111,7 @@ def test_training_works_after_inference() -> None:
     """Tables that are kept between calls must not be born inside inference mode."""
     model = Llama(dataclasses.replace(SMALL, rope_theta=5000.0)).initialise(torch.Generator().manual_seed(0))
     with torch.inference_mode():
-        model.prefill(PROMPTS, room=4)
+        model.decoder().prefill(PROMPTS, room=4)
     model.answer_logits(PROMPTS, ANSWERS).sum().backward()
 
 
@@ -120,7 +120,7 @@ def test_cache_equals_the_whole_sequence(model: Llama) -> None:
     """Ragged rows, chunks of one and of several tokens, a crop in between, rows copied and dropped."""
     sequences = [prompt + answer + [3, 5, 7, 9] for prompt, answer in zip(PROMPTS, ANSWERS, strict=True)]
     whole = [model(torch.tensor([sequence]))[0] for sequence in sequences]
-    cache, following = model.prefill(PROMPTS, room=16)
+    cache, following = model.decoder().prefill(PROMPTS, room=16)
     assert cache.lengths == [2, 1, 6]
     assert following.tolist() == [9, 7, 35]
     cache.extend(torch.full((3, 4), 50))  # wrong guesses, to be forgotten
@@ -148,7 +148,7 @@ def test_a_wide_model_in_a_large_batch_gives_the_same_logits(dtype: torch.dtype,
     for weight in (wide.layers[0].gate_up, wide.layers[0].down):
         assert tokens[:, 8:].numel() * weight.numel() > PACKED_PRODUCT[dtype]
         assert weight.numel() in PACKED[dtype]
-    cache, _ = wide.prefill([row[: 9 - number % 3].tolist() for number, row in enumerate(tokens)], room=16)
+    cache, _ = wide.decoder().prefill([row[: 9 - number % 3].tolist() for number, row in enumerate(tokens)], room=16)
     starts = cache.lengths
     logits = cache.extend(torch.stack([row[at : at + 4] for row, at in zip(tokens, starts, strict=True)]))
     whole = wide(tokens)
@@ -167,7 +167,7 @@ def test_bfloat16_is_not_packed_where_onednn_does_not_support_it(monkeypatch: py
 @torch.inference_mode()
 def test_attention_on_a_cpu_is_in_float32_whatever_the_weights(model: Llama) -> None:
     """Keys that were rotated in bfloat16 would be bfloat16 numbers."""
-    cache, _ = copy.deepcopy(model).bfloat16().prefill(PROMPTS, room=16)
+    cache, _ = copy.deepcopy(model).bfloat16().decoder().prefill(PROMPTS, room=16)
     assert cache.store.dtype == torch.float32
     assert not torch.equal(cache.store, cache.store.bfloat16().float())
 
@@ -175,7 +175,7 @@ def test_attention_on_a_cpu_is_in_float32_whatever_the_weights(model: Llama) -> 
 @torch.inference_mode()
 def test_take_copies_the_tail_of_the_winner(model: Llama) -> None:
     prompt, guesses = [1, 4, 6, 8], [[10, 11, 12], [20, 21, 22]]
-    cache, _ = model.prefill([prompt] * 2, room=16)
+    cache, _ = model.decoder().prefill([prompt] * 2, room=16)
     cache.extend(torch.tensor([[8, *guess] for guess in guesses]))
     cache.take([1, 1], since=[3, 3])
     cache.crop([6, 6])
@@ -187,7 +187,7 @@ def test_take_copies_the_tail_of_the_winner(model: Llama) -> None:
 @torch.inference_mode()
 def test_a_row_may_run_past_the_context_beside_one_that_does_not(model: Llama) -> None:
     long, short = [5] * 63, [1, 2]
-    cache, following = model.prefill([long, short], room=4)
+    cache, following = model.decoder().prefill([long, short], room=4)
     logits = cache.extend(torch.stack([following, torch.tensor([1, 3]), torch.tensor([1, 4])], dim=1))
     torch.testing.assert_close(logits[1], model(torch.tensor([[1, 2, 3, 4]]))[0, 1:], atol=1e-5, rtol=1e-5)
 

@@ -58,7 +58,7 @@ def test_reading_a_tree_is_reading_each_of_its_sequences():
         tree.paths[:, 1:] > 0, tokens.flatten(1)[:, tree.token_index][:, tree.paths[:, 1:] - 1], tokens
     )
     with torch.inference_mode():
-        cache, following = TARGET.prefill(prompts, 32)
+        cache, following = TARGET.decoder().prefill(prompts, 32)
         nodes = torch.cat([following[:, None], tokens.flatten(1)[:, tree.token_index]], -1)
         found = TARGET.decoder().project(cache.states(nodes, tree)).view(2, 9, -1)[:, tree.paths]
         for row, leaf in itertools.product(range(2), range(6)):
@@ -130,7 +130,7 @@ def test_heads_learn_what_the_target_says_and_leave_it_alone():
     recorded = record(TARGET, [(str(i), p) for i, p in enumerate(PROMPTS)], max_new_tokens=20, eos_ids=[EOS])
     untrained = replay(model, recorded, 2)
     settings = Offline(dataset="toy", epochs=1, batch=3, learning_rate=1e-2)
-    train(Scene(model, None, recorded, 20, ()), range(len(PROMPTS)), 120, settings)
+    train(Scene(model, recorded), range(len(PROMPTS)), 120, settings)
     trained = replay(model, recorded, 2)
     assert trained.accepted.sum() >= 2 * untrained.accepted.sum()
     assert all(torch.equal(a, b) for a, b in zip(before, TARGET.parameters(), strict=True))
@@ -165,7 +165,7 @@ def test_heads_learn_the_mean_over_heads_when_they_warm_up_and_when_they_serve(h
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, "update", watched)
         if how == "train":
-            train(Scene(model, None, recorded, 5, ()), [0], 1, settings)
+            train(Scene(model, recorded), [0], 1, settings)
         else:
             learn(model, training.adamw(model), [Lesson(recorded, 0, np.arange(len(answer.answer_ids)))], settings)
     assert found == [pytest.approx(float(expected), rel=1e-5)]

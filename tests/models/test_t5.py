@@ -127,7 +127,7 @@ def test_distillation_raises_alpha(results: Path, tmp_path: Path) -> None:
 def test_every_sample_source_is_distilled_from(results: Path, source: str) -> None:
     """Towards the target on the texts of that source, whoever writes them."""
     target, draft = models(results)
-    scene = Scene(draft, target, load_pass(results / "answers/toy.train"), ROOM, {2})
+    scene = Scene(draft, load_pass(results / "answers/toy.train"), target, ROOM, {2})
     settings = STAGES["offline"].settings(dataset="toy", pair="t5", epochs=4, batch=8, learning_rate=1e-2)
 
     def distance() -> float:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from draftlab.plan.times import Job, TimeLeft, expected, in_words, read_times, seconds_left
+from draftlab.plan.times import TimedJob, TimeLeft, expected, in_words, read_times, seconds_left
 
 
 def test_the_last_word_on_a_job_counts(tmp_path: Path) -> None:
@@ -20,13 +20,19 @@ def test_the_last_word_on_a_job_counts(tmp_path: Path) -> None:
 
 
 def test_a_job_never_seen_takes_what_its_rule_takes_else_what_all_take() -> None:
-    jobs = {1: Job("a", "train"), 2: Job("b", "train"), 3: Job("c", "train"), 4: Job("d", "draw"), 5: Job("e", "join")}
+    jobs = {
+        1: TimedJob("a", "train"),
+        2: TimedJob("b", "train"),
+        3: TimedJob("c", "train"),
+        4: TimedJob("d", "draw"),
+        5: TimedJob("e", "join"),
+    }
     assert expected(jobs, {"a": 10.0, "b": 30.0, "d": 2.0}) == {1: 10.0, 2: 30.0, 3: 20.0, 4: 2.0, 5: 14.0}
     assert set(expected(jobs, {}).values()) == {1.0}
 
 
 def test_measurements_are_added_and_the_others_shared_but_the_longest_is_not() -> None:
-    jobs = {1: Job("a", "r"), 2: Job("b", "r"), 3: Job("c", "m", alone=True)}
+    jobs = {1: TimedJob("a", "r"), 2: TimedJob("b", "r"), 3: TimedJob("c", "m", alone=True)}
     assert seconds_left(jobs, {}, {}, {"a": 10.0, "b": 10.0, "c": 7.0}, 2) == pytest.approx(17)
     assert seconds_left(jobs, {}, {}, {"a": 90.0, "b": 10.0, "c": 7.0}, 2) == pytest.approx(97)
     assert seconds_left(jobs, {}, {1: 85.0}, {"a": 90.0, "b": 10.0, "c": 7.0}, 2) == pytest.approx(17)
@@ -38,7 +44,7 @@ def test_it_is_right_within_a_third_on_another_machine(slower: float, seed: int,
     """From the 90th second on, while more than a minute is left: 200 jobs on two cores, each up to a fifth off what it took before."""
     rng = random.Random(seed)
     known = {f"job{number}": rng.choice([1.0, 2.0, 5.0, 20.0, 60.0]) for number in range(200)}
-    jobs = {number: Job(name, "rule") for number, name in enumerate(known)}
+    jobs = {number: TimedJob(name, "rule") for number, name in enumerate(known)}
     clock, said = [0.0], []
     listener = TimeLeft(jobs, 2, tmp_path / "times.tsv", known, said.append, lambda: clock[0])
     waiting, running, lines = list(jobs), [], []
@@ -67,7 +73,9 @@ def test_it_is_right_within_a_third_on_another_machine(slower: float, seed: int,
 def test_lines_are_seconds_apart(tmp_path: Path) -> None:
     said: list[str] = []
     clock = [0.0]
-    listener = TimeLeft({1: Job("a", "r"), 2: Job("b", "r")}, 1, tmp_path / "t", {}, said.append, lambda: clock[0])
+    listener = TimeLeft(
+        {1: TimedJob("a", "r"), 2: TimedJob("b", "r")}, 1, tmp_path / "t", {}, said.append, lambda: clock[0]
+    )
     for clock[0] in (0.0, 1.0, 4.9, 5.0):
         listener.emit(record(event="progress", done=1, total=9))
     listener.emit(record(event="progress", done=9, total=9))

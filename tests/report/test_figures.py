@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from draftlab import plan
 from draftlab.errors import UserError
-from draftlab.plan.figure import Curves, Stream
+from draftlab.plan.figure import Curves, StreamCurves
 from draftlab.report import figures, findings, tables, tidy
 from draftlab.report.figures import batch, stream, style
 from draftlab.report.figures.curves import curve_figure
@@ -107,7 +107,7 @@ def test_a_class_is_counted_in_requests_and_its_figure_names_the_unit(known):
     rows = rows.assign(method="separate", overlap=1, visited=2)
     assert stream.renumber_by_class(rows).loc[rows["group"] == "b", "stream_index"].tolist() == [0, 4, 8, 12, 16, 20]
     assert stream.renumber_by_class(rows).loc[rows["group"] == "a", "stream_index"].tolist() == [0, 0, 4, 4, 8, 8]
-    footer = " ".join(stream.stream_figure(rows, "laptop", known, Stream()).get_supxlabel().split())
+    footer = " ".join(stream.stream_figure(rows, "laptop", known, StreamCurves()).get_supxlabel().split())
     assert "95 % bootstrap over groups of up to 4 requests" in footer
 
 
@@ -116,7 +116,7 @@ def test_panels_that_share_an_axis_share_its_ticks(known):
     rows = pd.DataFrame({"group": ["long"] * 1200, "stream_index": range(1200)})
     short = [pd.DataFrame({"group": [name] * 150, "stream_index": range(150)}) for name in "abcde"]
     table = pd.concat([rows, *short]).assign(method="separate", seed=0, overlap=1, visited=2)
-    figure = stream.stream_figure(table, "laptop", known, Stream(panel="group"))
+    figure = stream.stream_figure(table, "laptop", known, StreamCurves(panel="group"))
     assert figure.axes[0].get_xticks().tolist() == figure.axes[-1].get_xticks().tolist() == [0, 600, 1200]
 
 

@@ -20,8 +20,8 @@ from draftlab.errors import UserError
 from draftlab.serving import emit, monitor, records
 from draftlab.serving.acceptance import from_alpha, from_histograms
 from draftlab.serving.emit import Deployment
-from draftlab.serving.monitor import Promise
-from draftlab.serving.records import Counts
+from draftlab.serving.monitor import Bounds, Promise
+from draftlab.serving.records import SpeculationCounts
 
 RANGES = [(1, 4, 4), (5, 64, 3), (65, 128, 1), (129, 512, 0)]
 WANTED = Deployment("T.gguf", "D.gguf", 4, RANGES, acceptance=from_alpha(0.5), requests=40, traffic="chat")
@@ -337,7 +337,7 @@ def test_sglangs_counters_are_summed_and_its_gauges_are_not_read() -> None:
     found = next(records.from_prometheus(text, "m"))
     assert (found.engine, found.drafts, found.accepted, found.requests) == ("sglang", 1000, 900, 50)
     assert np.isnan(found.drafted)
-    before = Counts("sglang", 400, float("nan"), 700, 20)
+    before = SpeculationCounts("sglang", 400, float("nan"), 700, 20)
     assert monitor.difference(before, found, "m").accepted == 200
 
 
@@ -418,18 +418,18 @@ def test_short_drafts_say_nothing_about_later_tokens(
 
 # --- the watch -------------------------------------------------------------------------------------------------------
 
-PROMISE = Promise(draft_len=4, low=2.8, high=3.2)
+PROMISE = Promise(draft_len=4, acceptance_length=Bounds(low=2.8, high=3.2))
 
 
-def requests(count: int, alpha: float, seed: int = 0, spread: float = 0.05) -> list[Counts]:
+def requests(count: int, alpha: float, seed: int = 0, spread: float = 0.05) -> list[SpeculationCounts]:
     """Requests of 20 blocks of four drafted tokens, each with an alpha of its own."""
     rng = np.random.default_rng(seed)
     alphas = np.clip(rng.normal(alpha, spread, count), 0, 1)
     blocks = [(rng.random((20, 4)) < a).cumprod(axis=1).sum() for a in alphas]
-    return [Counts("vllm", 20, 80, float(accepted)) for accepted in blocks]
+    return [SpeculationCounts("vllm", 20, 80, float(accepted)) for accepted in blocks]
 
 
-def judge(rows: Sequence[Counts | None]) -> monitor.Report:
+def judge(rows: Sequence[SpeculationCounts | None]) -> monitor.Status:
     return monitor.judge(iter(rows), PROMISE)
 
 
@@ -480,11 +480,11 @@ def test_a_draft_that_recovered_is_not_stale_and_is_not_silent() -> None:
 
 
 def test_a_few_rows_of_many_requests_each_are_known() -> None:
-    runs = [Counts("vllm", 10_000, 40_000, accepted, requests=500) for accepted in (19_900, 19_800)]
+    runs = [SpeculationCounts("vllm", 10_000, 40_000, accepted, requests=500) for accepted in (19_900, 19_800)]
     found = judge(runs)
     assert found.state == "as promised"
     assert "(1000 requests)" in found.text
-    assert judge([Counts("vllm", 10_000, 40_000, 8000, requests=500)] * 2).state == "stale"
+    assert judge([SpeculationCounts("vllm", 10_000, 40_000, 8000, requests=500)] * 2).state == "stale"
 
 
 def test_too_little_says_not_yet_known() -> None:
@@ -492,15 +492,15 @@ def test_too_little_says_not_yet_known() -> None:
     assert judge(requests(30, BAD)).state == "stale"
     assert judge([]).state == "not yet known"
     assert judge([None] * 50).text.endswith("50 rows that are broken or without speculation left out")
-    assert judge([Counts("vllm", 999, 3996, 500, float("nan"))]).state == "not yet known"
-    assert judge([Counts("vllm", 5000, 20_000, 9950, float("nan"))]).state == "as promised"
-    assert judge([Counts("vllm", 5000, 20_000, 5000, float("nan"))]).state == "stale"
+    assert judge([SpeculationCounts("vllm", 999, 3996, 500, float("nan"))]).state == "not yet known"
+    assert judge([SpeculationCounts("vllm", 5000, 20_000, 9950, float("nan"))]).state == "as promised"
+    assert judge([SpeculationCounts("vllm", 5000, 20_000, 5000, float("nan"))]).state == "stale"
 
 
 def test_counters_say_of_how_many_requests_they_are() -> None:
-    few = judge([Counts("vllm", 500, 2000, 995, requests=200)])
+    few = judge([SpeculationCounts("vllm", 500, 2000, 995, requests=200)])
     assert (few.state, few.text[:43]) == ("not yet known", "not yet known: 200 requests with 500 blocks")
-    unknown = judge([Counts("vllm", 500, 2000, 995, requests=float("nan"))])
+    unknown = judge([SpeculationCounts("vllm", 500, 2000, 995, requests=float("nan"))])
     assert unknown.text.startswith("not yet known: 500 blocks")
 
 
@@ -517,13 +517,13 @@ def test_a_lookup_may_draft_fewer_tokens_than_the_longest_block() -> None:
 
 def test_another_draft_length_is_not_compared() -> None:
     with pytest.raises(UserError, match=r"drafts 2\.00 tokens"):
-        judge([Counts("vllm", 20, 40, 20)] * 50)
+        judge([SpeculationCounts("vllm", 20, 40, 20)] * 50)
 
 
 def test_blocks_that_end_early_have_no_length_to_compare() -> None:
     early = PROMISE.model_copy(update={"draft_len": 8, "threshold": 0.45})
     assert monitor.judge(requests(100, GOOD), early).state == "as promised"
-    timings = [Counts("llama.cpp", 20, 80, 40)] * 50
+    timings = [SpeculationCounts("llama.cpp", 20, 80, 40)] * 50
     for promise in (early, PROMISE.model_copy(update={"option": "lookup"})):
         with pytest.raises(UserError, match="monitor its /metrics"):
             monitor.judge(timings, promise)
@@ -575,7 +575,7 @@ def test_a_server_is_asked_twice_and_the_difference_is_judged() -> None:
     assert seen is not None
     assert (seen.drafts, seen.drafted, seen.accepted) == (1000, 2000, 1800)
     with pytest.raises(UserError, match="restarted"):
-        monitor.difference(Counts("v", 9, 9, 9), Counts("v", 3, 3, 3), "m")
+        monitor.difference(SpeculationCounts("v", 9, 9, 9), SpeculationCounts("v", 3, 3, 3), "m")
     for url in ("http://127.0.0.1:9/metrics", "http://localhost:abc/metrics", "http://local host/metrics"):
         with pytest.raises(UserError, match="no answer"):
             next(monitor.watch(url, 0))

@@ -22,7 +22,7 @@ from draftlab.files.json_files import write_jsonl
 from draftlab.latency.comparison import compare
 from draftlab.latency.controlled import decode_scheduled, plain_steps
 from draftlab.latency.cost import SETTLED, around_calls, calibrate, cost_model
-from draftlab.latency.lookup import Lookup
+from draftlab.latency.lookup import LookupBackend
 from draftlab.latency.loop import Alone, resume
 from draftlab.latency.pair import open_pair
 from draftlab.latency.self_check import write_toy
@@ -203,7 +203,7 @@ def test_plain_steps_after_a_probe_are_those_before_the_next() -> None:
 
 
 def test_the_time_around_calls_is_the_loop_and_the_lookup(monkeypatch: pytest.MonkeyPatch) -> None:
-    hands, settle, guess = [0.0], Alone.settle, Lookup.guess
+    hands, settle, guess = [0.0], Alone.settle, LookupBackend.guess
 
     def slow_settle(*args: Any) -> None:
         hands[0] += 0.003
@@ -214,7 +214,7 @@ def test_the_time_around_calls_is_the_loop_and_the_lookup(monkeypatch: pytest.Mo
         return guess(*args)
 
     monkeypatch.setattr(Alone, "settle", slow_settle)
-    monkeypatch.setattr(Lookup, "guess", slow_guess)
+    monkeypatch.setattr(LookupBackend, "guess", slow_guess)
     found = around_calls(Cycle(hands, 0.010, token=0.001), 32)
     assert found == pytest.approx({"loop_seconds": 0.003, "lookup_seconds": 0.002})
 
@@ -328,7 +328,7 @@ def test_requests_of_known_cost(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_times_of_requests_are_predicted_from_probed_costs(tmp_path: Path) -> None:
     """Probes of known costs predict the time of every contender exactly, lookup's blocks of any length among them."""
-    from draftlab.latency.lookup import SURE, Lookup
+    from draftlab.latency.lookup import SURE, LookupBackend
     from draftlab.latency.loop import fixed
 
     hands = [0.0]
@@ -344,9 +344,9 @@ def test_times_of_requests_are_predicted_from_probed_costs(tmp_path: Path) -> No
     contenders = {
         "distilled": (draft, fixed(3), 0.0),
         "released": (released, fixed(3), 0.0),
-        "lookup": (Lookup(target), fixed(3), SURE),
-        "lookup_first_distilled": (Lookup(draft, joined=True), fixed(3), 0.0),
-        "lookup_first": (Lookup(released, joined=True), fixed(3), 0.0),
+        "lookup": (LookupBackend(target), fixed(3), SURE),
+        "lookup_first_distilled": (LookupBackend(draft, joined=True), fixed(3), 0.0),
+        "lookup_first": (LookupBackend(released, joined=True), fixed(3), 0.0),
     }
     requests = [Answer(str(i), [1, 2, 3 + i], [0] * 40, False) for i in range(2)]
     settings = latency_requests.Settings(dataset="toy", draft_len=3, requests=2, max_new_tokens=40)
@@ -470,7 +470,6 @@ def test_a_block_ends_where_the_draft_is_unsure(models: dict[str, Path], tmp_pat
             draft_len=4,
             requests=3,
             max_new_tokens=24,
-            lookup=False,
             confidence=confidence,
             temperature=temperature,
         )
@@ -478,7 +477,7 @@ def test_a_block_ends_where_the_draft_is_unsure(models: dict[str, Path], tmp_pat
         return rows.set_index("contender")
 
     never, always = served(0.999), served(1e-6)
-    assert set(never.index) == {"none", "none_again", "draft", "draft_confident"}
+    assert {"draft", "draft_confident", "lookup", "lookup_first", "lookup_first_confident"} < set(never.index)
     unsure = never.loc["draft_confident"]
     assert (unsure["drafted"] == 0).all()
     assert (unsure["blocks"] == unsure["tokens"]).all()

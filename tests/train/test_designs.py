@@ -68,7 +68,7 @@ def test_a_trimmed_head_renormalises_and_gives_all_others_nothing():
     others = sorted(set(range(320)) - set(KEPT))
     assert bool((logits[:, others] == -torch.inf).all())
     with torch.no_grad():
-        cache, tokens = draft.prefill(PROMPTS, 8)
+        cache, tokens = draft.decoder().prefill(PROMPTS, 8)
         decoded, last = cache.extend(tokens[:, None])[0, 0], whole(torch.tensor(PROMPTS[:1]))[0, -1]
     torch.testing.assert_close(decoded[KEPT], last[KEPT], atol=1e-5, rtol=1e-5)
     assert bool((decoded[others] == -torch.inf).all())

@@ -39,8 +39,8 @@ def scene(results, target=True):
     draft = load_model(results / "models/draft")
     return sources.Scene(
         draft,
-        load_model(results / "models/target") if target else None,
         load_pass(results / "answers/toy.train"),
+        load_model(results / "models/target") if target else None,
         12,
         {2},
     )

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from draftlab.conformance.tables import Table, tables
+from draftlab.conformance.tables import VerifierCase, tables
 from draftlab.core.sampling import Drafting
 from draftlab.core.verify.joint import joint_distribution
 from draftlab.errors import UserError
@@ -39,7 +39,7 @@ class Exact:
 
 
 def check_distribution(
-    distribution: Distribution, drafting: Drafting, num_drafts: int, cases: Iterable[Table] | None = None
+    distribution: Distribution, drafting: Drafting, num_drafts: int, cases: Iterable[VerifierCase] | None = None
 ) -> Exact:
     """Average the emitted distribution over every drafted tuple and compare with the target: ``sum_x P(x) distribution(x) = q``."""
     known = tables(drafting, num_drafts) if cases is None else list(cases)
@@ -62,7 +62,7 @@ def check_distribution(
     return Exact(error, case, tuples)
 
 
-def _as_distribution(value: object, table: Table) -> Float64[Tensor, " vocab"]:
+def _as_distribution(value: object, table: VerifierCase) -> Float64[Tensor, " vocab"]:
     distribution = torch.as_tensor(value, dtype=torch.float64)
     if distribution.shape != table.target_probs.shape:
         what = f"the distribution has shape {tuple(distribution.shape)} on table '{table.name}'"

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Generator, Tensor
 
-from draftlab.conformance.tables import Table, tables
+from draftlab.conformance.tables import VerifierCase, tables
 from draftlab.core.sampling import Drafting, check_probs, draft_tokens
 from draftlab.errors import UserError
 
@@ -153,7 +153,7 @@ def check_sampler(sample: Sampler, drafting: Drafting, num_drafts: int, budget: 
 
 
 def sampler_wealth(
-    sample: Sampler, drafting: Drafting, cases: list[Table], budget: Budget, runs: int = 1
+    sample: Sampler, drafting: Drafting, cases: list[VerifierCase], budget: Budget, runs: int = 1
 ) -> Iterator[tuple[Float64[Tensor, " runs"], int]]:
     """The mean wealth over the tables after each block, and the samples per table so far; several runs at once."""
     generator = torch.Generator().manual_seed(budget.seed)

@@ -13,7 +13,7 @@ from draftlab.errors import UserError
 
 
 @dataclass(frozen=True)
-class Table:
+class VerifierCase:
     """A small position to test at: a target distribution and one distribution per draft."""
 
     name: str
@@ -21,7 +21,7 @@ class Table:
     draft_probs: Float64[Tensor, "drafts vocab"]
 
 
-def tables(drafting: Drafting, num_drafts: int, seed: int = 0) -> list[Table]:
+def tables(drafting: Drafting, num_drafts: int, seed: int = 0) -> list[VerifierCase]:
     """Tables that once broke verifiers, and random tables: equal distributions, zeros, disjoint supports, ties, near-point masses."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -53,7 +53,7 @@ def tables(drafting: Drafting, num_drafts: int, seed: int = 0) -> list[Table]:
             distributions = torch.stack([draft.roll(k) for k in range(num_drafts)])
         elif drafting != "iid" and int((draft > 0).sum()) < num_drafts:
             continue
-        cases.append(Table(name, target, distributions))
+        cases.append(VerifierCase(name, target, distributions))
     if not cases:
         raise UserError(f"no table has {num_drafts} tokens to draft {drafting}", remedy="lower num_drafts to 4 or less")
     return cases

@@ -37,8 +37,19 @@ class Lengths:
     largest: int
 
 
+COUNTED: dict[str, Callable[[Prompt], bool]] = {
+    "conversations": lambda prompt: len(prompt.messages) > 1,
+    "cut": lambda prompt: CUT in prompt.meta,
+    "results": lambda prompt: bool(prompt.messages[-1]["role"] == "tool"),
+    "with_reasoning": lambda prompt: any("reasoning_content" in message for message in prompt.messages),
+    "with_tools": lambda prompt: bool(prompt.tools),
+    "rendered": lambda prompt: prompt.is_rendered,
+}
+"""What is counted of the prompts, by the name of its field in ``FileSummary``."""
+
+
 @dataclass(frozen=True)
-class Report:
+class FileSummary:
     """The contents of a file. ``conversations`` are prompts with messages before them, which the model reads too.
 
     Of all prompts, ``cut`` come before a message that cannot be read, ``results`` are the result of a tool, ``with_reasoning`` hold an assistant's
@@ -80,7 +91,7 @@ def check(
     tokenizer: Path | None = None,
     against: Path | None = None,
     max_chars: int = Options.max_chars,
-) -> Report:
+) -> FileSummary:
     """Read a file once, in bounded memory, and count its prompts, and those that also are in the file ``against``.
 
     Without ``dataset``, or with ``prompts``, the format is detected, as in a run. ``tokenizer`` is a model folder; without
@@ -98,7 +109,8 @@ def check(
     rejected: Counter[str] = Counter()
     first: dict[str, str] = {}
     first_prompt = ""
-    read = duplicates = overlap = specials = rendered = conversations = cut = results = with_reasoning = with_tools = 0
+    read = duplicates = overlap = specials = 0
+    counts = dict.fromkeys(COUNTED, 0)
     lengths, reference_lengths, sample = array("I"), array("I"), list[str]()
     for record in _records(file, name, max_chars):
         read += 1
@@ -108,23 +120,19 @@ def check(
             continue
         whole = record.whole
         first_prompt = first_prompt or excerpt(record.text)
-        conversations += len(record.messages) > 1
-        cut += CUT in record.meta
-        results += record.messages[-1]["role"] == "tool"
-        with_reasoning += any("reasoning_content" in message for message in record.messages)
-        with_tools += bool(record.tools)
+        for what, holds in COUNTED.items():
+            counts[what] += holds(record)
         value = digest(whole)
         duplicates += value in seen
         seen.add(value)
         overlap += others is not None and value in others
         specials += any(mark in whole for mark in SPECIALS)
-        rendered += record.is_rendered
         lengths.append(count(whole))
         if record.reference is not None:
             reference_lengths.append(count(record.reference))
         if len(sample) < SAMPLE:
             sample.append(record.text)
-    return Report(
+    return FileSummary(
         file=str(file),
         format=name,
         read=read,
@@ -132,19 +140,14 @@ def check(
         rejected=dict(rejected),
         first_rejected=first,
         first_prompt=first_prompt,
-        conversations=conversations,
-        cut=cut,
-        results=results,
-        with_reasoning=with_reasoning,
-        with_tools=with_tools,
+        special_strings=specials,
+        **counts,
         duplicates=duplicates,
         overlap=overlap if others is not None else None,
         references=len(reference_lengths),
         length_unit=unit,
         prompt_lengths=_lengths(lengths),
         reference_lengths=_lengths(reference_lengths),
-        special_strings=specials,
-        rendered=rendered,
         languages=dict(Counter(sorted(classify.languages(sample))).most_common()),
     )
 
@@ -179,7 +182,7 @@ def _lengths(values: array[int]) -> Lengths | None:
     return Lengths(ordered[0], ordered[last // 2], ordered[round(last * 0.9)], ordered[last])
 
 
-def table(report: Report) -> str:
+def table(report: FileSummary) -> str:
     """The report as text, safe for a terminal."""
 
     def spread(lengths: Lengths | None) -> str:
@@ -221,7 +224,7 @@ def table(report: Report) -> str:
     return "\n".join(f"{name:<{width}}  {excerpt(str(value))}" for name, value in lines)
 
 
-def as_json(report: Report) -> dict[str, Any]:
+def as_json(report: FileSummary) -> dict[str, Any]:
     """The report as one JSON object."""
     return {**asdict(report), "usable": report.usable}
 

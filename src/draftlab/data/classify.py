@@ -100,7 +100,7 @@ def classifier_of(
 
 
 @dataclass(frozen=True)
-class Report:
+class Evaluation:
     """How often a classifier agrees with the true labels; ``confusion`` counts predicted labels by true label."""
 
     label: str
@@ -114,7 +114,7 @@ class Report:
         return self.correct / self.labelled if self.labelled else float("nan")
 
 
-def classify(prompts: Sequence[Prompt], classifier: Classifier, label: Label) -> tuple[list[Prompt], Report]:
+def classify(prompts: Sequence[Prompt], classifier: Classifier, label: Label) -> tuple[list[Prompt], Evaluation]:
     """The prompts with the predicted ``label`` in ``meta``, and a report; a true label stays in ``meta[f"true_{label}"]``."""
     predicted = classifier([prompt.text for prompt in prompts])
     confusion: dict[str, dict[str, int]] = {}
@@ -129,7 +129,7 @@ def classify(prompts: Sequence[Prompt], classifier: Classifier, label: Label) ->
         marked.append(replace(prompt, meta=meta))
     correct = sum(row.get(truth, 0) for truth, row in confusion.items())
     labelled = sum(sum(row.values()) for row in confusion.values())
-    return marked, Report(label, correct, labelled, confusion)
+    return marked, Evaluation(label, correct, labelled, confusion)
 
 
 def classify_file(

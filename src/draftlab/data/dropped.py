@@ -48,9 +48,9 @@ def _of_split(summary: dict[str, Any], split: str) -> str:
     return "; ".join(filter(None, (cut, f"of {counts['read']} rows of {split} {', '.join(parts)}" if parts else "")))
 
 
-def unread(run: Path, pair: str = "main") -> int:
-    """The number of prompts of a run that the target of a pair cannot read."""
-    return _unread(run / pair / "answers", "*")
+def unread(run: Path) -> int:
+    """The number of prompts of a run that the target of the main pair cannot read."""
+    return _unread(run / "main" / "answers", "*")
 
 
 def _unread(answers: Path, folders: str) -> int:

@@ -52,7 +52,7 @@ class Options:
 
 
 @dataclass
-class Counts:
+class SplitCounts:
     """Counts of one split. Duplicates and overlap are left out, or kept in ``osd_repo_2024``.
 
     ``held_out`` rows of train became eval prompts; their duplicates and rejections count under train.
@@ -77,13 +77,13 @@ def make(dataset: str, source: DatasetSource, out: Path, options: Options) -> di
     clean = options.profile == "clean"
     cleaner = (cleaners.CLEANERS if clean else cleaners.OSD_REPO_CLEANERS)[dataset]
     single = next(source.rows("eval"), None) is None
-    train, evaluation = Counts(), Counts()
+    train, evaluation = SplitCounts(), SplitCounts()
     with contextlib.ExitStack() as stack:
         names = ("prompts.jsonl", "eval.jsonl", "rejected.jsonl")
         prompts_file, eval_file, rejected_file = (stack.enter_context(atomic_path(out / n)) for n in names)
         sink = stack.enter_context(rejected_file.open("w", encoding="utf-8"))
 
-        def prompts(split: str, rows: Iterator[RawRow], counts: Counts, known: int = 0) -> Iterator[Prompt]:
+        def prompts(split: str, rows: Iterator[RawRow], counts: SplitCounts, known: int = 0) -> Iterator[Prompt]:
             limited = itertools.islice(rows, None if clean else OSD_LIMIT)
             cleaned = cleaners.clean(dataset, split, limited, cleaner=cleaner, max_chars=options.max_chars)
             return _kept(cleaned, counts, options.on_bad_row, sink, known)
@@ -91,7 +91,7 @@ def make(dataset: str, source: DatasetSource, out: Path, options: Options) -> di
         candidates = prompts("eval", source.rows("train" if single else "eval"), evaluation)
         chosen = _choose(_distinct(candidates, evaluation, [], clean), evaluation, single, options)
         known = evaluation.read if single else 0
-        evaluation = Counts(kept=len(chosen)) if single else dataclasses.replace(evaluation, kept=len(chosen))
+        evaluation = SplitCounts(kept=len(chosen)) if single else dataclasses.replace(evaluation, kept=len(chosen))
         held_out = {_index(prompt) for prompt in chosen} if single else set()
         rest = _without(prompts("train", source.rows("train"), train, known), held_out, train)
         distinct = _distinct(rest, train, chosen, clean)
@@ -111,7 +111,7 @@ def make(dataset: str, source: DatasetSource, out: Path, options: Options) -> di
     return summary
 
 
-def _too_few(dataset: str, train: Counts, chosen: int, rejected: Path) -> UserError:
+def _too_few(dataset: str, train: SplitCounts, chosen: int, rejected: Path) -> UserError:
     """The error for a dataset with too few prompts: the number of its rows, and the first rejection."""
     first = next(read_jsonl(rejected, Rejection), None)
     usable = train.kept + train.held_out + train.overlap
@@ -150,7 +150,7 @@ def _index(prompt: Prompt) -> int:
     return int(prompt.id.rsplit("/", 1)[1])
 
 
-def _choose(candidates: Iterable[Prompt], counts: Counts, single: bool, options: Options) -> list[Prompt]:
+def _choose(candidates: Iterable[Prompt], counts: SplitCounts, single: bool, options: Options) -> list[Prompt]:
     """Choose the eval prompts, in the order of their rows: the smallest digests, or the first rows as in OSD's script."""
     clean = options.profile == "clean"
     if single and not clean:
@@ -165,7 +165,7 @@ def _choose(candidates: Iterable[Prompt], counts: Counts, single: bool, options:
 
 
 def _kept(
-    cleaned: Iterable[Prompt | Rejection], counts: Counts, on_bad_row: OnBadRow, sink: IO[str], known: int
+    cleaned: Iterable[Prompt | Rejection], counts: SplitCounts, on_bad_row: OnBadRow, sink: IO[str], known: int
 ) -> Iterator[Prompt]:
     """Yield the prompts; count rejections, and write all but those of the first ``known`` rows."""
     for record in cleaned:
@@ -181,7 +181,7 @@ def _kept(
             sink.write(json.dumps(dataclasses.asdict(record)) + "\n")
 
 
-def _without(prompts: Iterable[Prompt], held_out: set[int], counts: Counts) -> Iterator[Prompt]:
+def _without(prompts: Iterable[Prompt], held_out: set[int], counts: SplitCounts) -> Iterator[Prompt]:
     for prompt in prompts:
         if _index(prompt) in held_out:
             counts.held_out += 1
@@ -189,7 +189,7 @@ def _without(prompts: Iterable[Prompt], held_out: set[int], counts: Counts) -> I
             yield prompt
 
 
-def _distinct(prompts: Iterable[Prompt], counts: Counts, others: Sequence[Prompt], drop: bool) -> Iterator[Prompt]:
+def _distinct(prompts: Iterable[Prompt], counts: SplitCounts, others: Sequence[Prompt], drop: bool) -> Iterator[Prompt]:
     """Yield the prompts; count those that occurred before or belong to a conversation of ``others``, and leave them out if ``drop`` is set."""
     requests = [requests_in(prompt.messages) for prompt in others]
     # A first request alone may begin many conversations.

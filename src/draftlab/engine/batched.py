@@ -10,7 +10,7 @@ from torch import Generator, Tensor
 
 from draftlab.core.sampling import DISTINCT, Drafting, Sampling, draft_tokens, to_probs
 from draftlab.core.tree import Tree
-from draftlab.engine.loop import Verdict, agreed
+from draftlab.engine.loop import Verification, agreed
 from draftlab.engine.policy import Policy, Proposal, judge
 from draftlab.models import Decoder
 from draftlab.models.batching import pad_rows
@@ -51,7 +51,7 @@ class ModelRows:
         last = torch.tensor(counts, device=self.device) - 1
         return logits[torch.arange(len(counts), device=self.device), last]
 
-    def settle(self, verdict: Verdict, read: Sequence[Sequence[int]] | None = None) -> None:
+    def settle(self, verdict: Verification, read: Sequence[Sequence[int]] | None = None) -> None:
         """Keep the accepted part of the block in all rows of a request. What this model has not read of it, and the new token, stay unread.
 
         ``read``: the tokens of the block that this model has read for each request, if they may differ from the accepted sequence.
@@ -91,7 +91,7 @@ class TreeReader:
         logits = self.cache.decoder.project(self.cache.states(nodes, self.tree)).view(*nodes.shape, -1)
         return logits[torch.arange(len(nodes), device=nodes.device)[:, None, None], self.tree.paths]
 
-    def settle(self, verdict: Verdict) -> None:
+    def settle(self, verdict: Verification) -> None:
         """Keep the accepted path of the tree; the new token stays unread."""
         rows = torch.arange(len(verdict.path), device=self.unread.device)
         self.cache.gather(self.begin, self.tree.paths[rows, torch.tensor(verdict.path, device=rows.device)])
@@ -142,10 +142,10 @@ class BatchedPair:
     def read(self, proposal: Proposal) -> Float[Tensor, "batch drafts positions vocab"]:
         return self.reader.read(proposal.tokens)
 
-    def verify(self, proposal: Proposal, reading: Float[Tensor, "batch drafts positions vocab"]) -> Verdict:
+    def verify(self, proposal: Proposal, reading: Float[Tensor, "batch drafts positions vocab"]) -> Verification:
         return judge(proposal, reading, self.policy)
 
-    def settle(self, verdict: Verdict, kept: Sequence[int]) -> None:
+    def settle(self, verdict: Verification, kept: Sequence[int]) -> None:
         self.reader.settle(verdict)
         for number, writer in enumerate(self.writers):
             writer.settle(verdict, None if len(self.writers) == 1 else self.proposed[:, number].tolist())

@@ -3,7 +3,7 @@
 A draft proposes tokens, the target reads them all in one forward pass, and a verifier accepts the first few and adds one token. The text
 follows the target's distribution exactly; at temperature 0 it is the target's greedy text.
 
-A ``Pair`` implements the four verbs: ``batched.BatchedPair`` and ``tree.TreePair`` decode batches in torch, and ``latency.loop.Alone`` decodes
+A ``DecodingPair`` implements the four verbs: ``batched.BatchedPair`` and ``tree.TreePair`` decode batches in torch, and ``latency.loop.Alone`` decodes
 one request on an engine. The loop yields a ``Step`` for each block; traces, observers and clocks wrap the loop.
 """
 
@@ -16,7 +16,7 @@ Proposal = TypeVar("Proposal")
 Reading = TypeVar("Reading")
 
 
-class Verdict(NamedTuple):
+class Verification(NamedTuple):
     """What a verifier decided for each request.
 
     ``drafted``: the tokens of the chosen sequence, number ``path`` of the proposed ones; ``accepted``: how many of them are kept;
@@ -31,7 +31,7 @@ class Verdict(NamedTuple):
     overlap_repo: Sequence[list[float]] = ()
 
 
-class Pair(Protocol[Proposal, Reading]):
+class DecodingPair(Protocol[Proposal, Reading]):
     """A target and its drafts, with the caches of the requests under way."""
 
     def propose(self, left: Sequence[int]) -> Proposal:
@@ -42,11 +42,11 @@ class Pair(Protocol[Proposal, Reading]):
         """Let the target read the proposal, in one forward pass."""
         ...
 
-    def verify(self, proposal: Proposal, reading: Reading) -> Verdict:
+    def verify(self, proposal: Proposal, reading: Reading) -> Verification:
         """Decide what is accepted."""
         ...
 
-    def settle(self, verdict: Verdict, kept: Sequence[int]) -> None:
+    def settle(self, verdict: Verification, kept: Sequence[int]) -> None:
         """Keep the accepted tokens in the caches, crop the rest, and continue with the requests at ``kept``."""
         ...
 
@@ -57,12 +57,12 @@ class Step(NamedTuple, Generic[Reading]):
     rows: list[int]
     left: list[int]
     emitted: list[list[int]]
-    verdict: Verdict
+    verdict: Verification
     reading: Reading
 
 
 def steps(
-    pair: Pair[Proposal, Reading], requests: int, max_new_tokens: int, eos_ids: Collection[int]
+    pair: DecodingPair[Proposal, Reading], requests: int, max_new_tokens: int, eos_ids: Collection[int]
 ) -> Iterator[Step[Reading]]:
     """Decode ``requests`` requests block by block, each to its first end-of-text token or ``max_new_tokens``."""
     rows, left = list(range(requests)), [max_new_tokens] * requests
@@ -107,7 +107,7 @@ def close_gaps(keep: Sequence[bool]) -> list[int]:
 class Timed(Generic[Proposal, Reading]):
     """A pair with timed verbs: ``laps`` holds, for each block, the clock before it and after each of the four verbs."""
 
-    def __init__(self, pair: Pair[Proposal, Reading], clock: Callable[[], float]) -> None:
+    def __init__(self, pair: DecodingPair[Proposal, Reading], clock: Callable[[], float]) -> None:
         self.pair, self.clock = pair, clock
         self.laps: list[list[float]] = []
 
@@ -122,11 +122,11 @@ class Timed(Generic[Proposal, Reading]):
         self.laps[-1].append(self.clock())
         return reading
 
-    def verify(self, proposal: Proposal, reading: Reading) -> Verdict:
+    def verify(self, proposal: Proposal, reading: Reading) -> Verification:
         verdict = self.pair.verify(proposal, reading)
         self.laps[-1].append(self.clock())
         return verdict
 
-    def settle(self, verdict: Verdict, kept: Sequence[int]) -> None:
+    def settle(self, verdict: Verification, kept: Sequence[int]) -> None:
         self.pair.settle(verdict, kept)
         self.laps[-1].append(self.clock())

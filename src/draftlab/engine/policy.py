@@ -16,7 +16,7 @@ from draftlab.core.verify.path import PathVerifier
 from draftlab.core.verify.sequence import verify_sequences
 from draftlab.core.verify.token import TokenVerifier
 from draftlab.core.verify.tree import TreeVerifier
-from draftlab.engine.loop import Verdict
+from draftlab.engine.loop import Verification
 from draftlab.errors import UserError
 from draftlab.models import LanguageModel
 from draftlab.models.medusa import Medusa
@@ -134,7 +134,7 @@ def make_policy(
     return policy
 
 
-def judge(proposal: Proposal, logits: Float[Tensor, "batch drafts positions vocab"], policy: Policy) -> Verdict:
+def judge(proposal: Proposal, logits: Float[Tensor, "batch drafts positions vocab"], policy: Policy) -> Verification:
     """Decide what is accepted of the ``proposal``, given the target's ``logits`` after each token of each sequence."""
     if proposal.distributions is None:
         return _judge_greedy(proposal.tokens, logits)
@@ -166,7 +166,7 @@ def judge(proposal: Proposal, logits: Float[Tensor, "batch drafts positions voca
     shared = target_probs[rows, path, :-1].minimum(draft_probs[rows, path])
     overlap_repo = shared.gather(-1, chosen[..., None])[..., 0]
     parts = (chosen, path, accepted, token, shared.sum(-1), overlap_repo)
-    verdict = Verdict(*(part.tolist() for part in parts))
+    verdict = Verification(*(part.tolist() for part in parts))
     if policy.tree is None:
         return verdict
     sizes = policy.tree.exists.sum(-1).tolist()
@@ -176,7 +176,7 @@ def judge(proposal: Proposal, logits: Float[Tensor, "batch drafts positions voca
 
 def _judge_greedy(
     tokens: Int64[Tensor, "batch drafts length"], logits: Float[Tensor, "batch drafts positions vocab"]
-) -> Verdict:
+) -> Verification:
     """Accept each token that is the target's most probable one; of several sequences, the one that agrees longest."""
     path = [0] * len(tokens)
     if tokens.shape[1] > 1:
@@ -190,4 +190,4 @@ def _judge_greedy(
     agrees = [[float(a == b) for a, b in zip(*pair, strict=False)] for pair in zip(drafted, best, strict=True)]
     accepted = [flags.index(0.0) if 0.0 in flags else length for flags in agrees]
     token = [row[count] for row, count in zip(best, accepted, strict=True)]
-    return Verdict(drafted, path, accepted, token, agrees, agrees)
+    return Verification(drafted, path, accepted, token, agrees, agrees)

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from draftlab.core.sampling import draft_tokens, to_probs
-from draftlab.engine.loop import Verdict
+from draftlab.engine.loop import Verification
 from draftlab.engine.policy import Policy, Proposal, judge
 from draftlab.errors import UserError
 from draftlab.models import Decoder
@@ -60,10 +60,10 @@ class TreePair:
         self.states = states.view(*nodes.shape, -1)
         return self.cache.decoder.project(states).view(*nodes.shape, -1)[:, self.tree.paths.to(nodes.device)]
 
-    def verify(self, proposal: Proposal, reading: Float[Tensor, "batch leaves depth+1 vocab"]) -> Verdict:
+    def verify(self, proposal: Proposal, reading: Float[Tensor, "batch leaves depth+1 vocab"]) -> Verification:
         return judge(proposal, reading, self.policy)
 
-    def settle(self, verdict: Verdict, kept: Sequence[int]) -> None:
+    def settle(self, verdict: Verification, kept: Sequence[int]) -> None:
         """Keep the accepted path and its last state, from which the heads guess next."""
         device = self.states.device
         nodes = self.tree.paths.to(device)[torch.tensor(verdict.path, device=device)]

@@ -37,7 +37,7 @@ def seal(folder: Path, names: Iterable[str] | None = None) -> None:
     """Write ``sealed.json`` into a finished folder, for its files ``names`` or for all of them."""
     if names is None:
         files = {path.name for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")}
-        names = files - {RECORD, "digest.json"}
+        names = files - {RECORD}
     known = _entries(folder / RECORD)
     _write(folder / RECORD, {name: _entry(folder / name, known.get(name)) for name in sorted(names)})
 
@@ -92,7 +92,7 @@ def content_digest(path: Path | str, weights: bool = True, remembered: Path | No
     parts = [
         f"{file.name} {_remembered(file.resolve(), remembered)}"
         for file in files
-        if file.is_file() and file.name not in (RECORD, "digest.json") and (weights or file.suffix != ".safetensors")
+        if file.is_file() and file.name != RECORD and (weights or file.suffix != ".safetensors")
     ]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest() if parts else ""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import math
 from pathlib import Path
@@ -10,7 +9,8 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from draftlab.errors import UserError
-from draftlab.files.json_files import read_object, write_json
+from draftlab.files.digests import sha256
+from draftlab.files.json_files import read_object
 from draftlab.files.seals import sealed_digest, verify
 
 
@@ -34,27 +34,9 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def weights_digest(folder: Path) -> str:
-    """The SHA-256 of the weights of a model folder, from their seal or from digest.json in the folder.
-
-    The weights are read again only if the size or time of a file differs from what digest.json records.
-    """
-    files = weight_files(folder)
-    if len(files) == 1 and (sealed := sealed_digest(files[0])):
-        return sealed
-    stats = {file.name: file.stat() for file in files}
-    stamps = {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}
-    record = folder / "digest.json"
-    with contextlib.suppress(UserError):
-        known = read_object(record)
-        if known.get("files") == stamps and isinstance(known.get("sha256"), str):
-            return str(known["sha256"])
-    whole = hashlib.sha256()
-    for path in files:
-        with path.open("rb") as file:
-            hashlib.file_digest(file, lambda: whole)
-    with contextlib.suppress(OSError):  # in another user's folder, the weights are read again next time
-        write_json(record, {"sha256": whole.hexdigest(), "files": stamps})
-    return whole.hexdigest()
+    """The SHA-256 of the weights of a model folder, of several files that of their digests; a file with a seal is not read."""
+    digests = [sealed_digest(file) or sha256(file) for file in weight_files(folder)]
+    return digests[0] if len(digests) == 1 else hashlib.sha256("\n".join(digests).encode()).hexdigest()
 
 
 def parameter_count(folder: Path) -> int:

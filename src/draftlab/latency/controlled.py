@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int
 
-from draftlab.engine.loop import Timed, Verdict, agreed, steps
+from draftlab.engine.loop import Timed, Verification, agreed, steps
 from draftlab.errors import UserError
 from draftlab.latency.loop import crop, resume
 from draftlab.models.backend import LatencyBackend
@@ -124,10 +124,10 @@ class Scheduled:
     def read(self, proposal: list[int]) -> Int[np.ndarray, " tokens"]:
         return self.target.greedy([self.text[self.position - 1], *proposal])
 
-    def verify(self, proposal: list[int], reading: Int[np.ndarray, " tokens"]) -> Verdict:
+    def verify(self, proposal: list[int], reading: Int[np.ndarray, " tokens"]) -> Verification:
         self.disagreements += agreed(reading, proposal) != self.accepted
-        return Verdict([proposal], [0], [self.accepted], [self.text[self.position + self.accepted]])
+        return Verification([proposal], [0], [self.accepted], [self.text[self.position + self.accepted]])
 
-    def settle(self, verdict: Verdict, kept: Sequence[int]) -> None:
+    def settle(self, verdict: Verification, kept: Sequence[int]) -> None:
         self.position += self.accepted + 1
         crop((self.target, self.draft), self.position - 1)

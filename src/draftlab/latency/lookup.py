@@ -17,21 +17,21 @@ SURE = 0.5
 """A threshold between the confidence of a guess (1) and that of no guess (1 / vocabulary size)."""
 
 
-class Lookup:
+class LookupBackend:
     """Prompt lookup over the vocabulary of ``model``; if ``joined``, the model predicts where lookup has no guess.
 
     The model runs only then, and reads the tokens that it missed before.
     """
 
-    def __init__(self, model: LatencyBackend, *, joined: bool = False, ngram: int = NGRAM) -> None:
-        self.inner, self.ngram = (model if joined else None), ngram
+    def __init__(self, model: LatencyBackend, *, joined: bool = False) -> None:
+        self.inner = model if joined else None
         self.decoder_start, self.vocab_size, self.eos = model.decoder_start, model.vocab_size, model.eos
         self.context_length, self.vocabulary, self._clock = model.context_length, model.vocabulary, model.clock
         self.steps = 0  # calls in which the joined model drafted a token
         self._forget()
 
     def _forget(self) -> None:
-        self.text = Ngrams(ngram=self.ngram)
+        self.text = Ngrams()
         self.tokens = self.text.tokens
 
     def encode(self, prompt: Sequence[int]) -> None:
@@ -89,7 +89,7 @@ class Lookup:
         return self._clock()
 
     def describe(self) -> dict[str, Any]:
-        return {"engine": "lookup", "ngram": self.ngram, "joined": self.inner is not None}
+        return {"engine": "lookup", "ngram": NGRAM, "joined": self.inner is not None}
 
     def close(self) -> None:
         """Do nothing: whoever opened the model closes it."""

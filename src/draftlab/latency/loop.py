@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float32, Float64, Int
 
 from draftlab.core.theory import best_draft_len
-from draftlab.engine.loop import Timed, Verdict, agreed, steps
+from draftlab.engine.loop import Timed, Verification, agreed, steps
 from draftlab.errors import UserError
 from draftlab.models.backend import LatencyBackend, Logits, check_pair
 
@@ -113,7 +113,7 @@ def speculate(
 
 
 class Alone:
-    """The pair of the loop (``engine.loop.Pair``) for a single request, on engines that return numpy arrays and choose greedy tokens.
+    """The pair of the loop (``engine.loop.DecodingPair``) for a single request, on engines that return numpy arrays and choose greedy tokens.
 
     It exists beside ``engine.batched`` because a process that measures llama.cpp must not load torch: torch tensors between two calls cost
     70 to 100 microseconds a call. Between blocks the target has cached all but the last token. A block is drafted whole unless the draft
@@ -157,15 +157,17 @@ class Alone:
         call = self.target.greedy if self.temperature == 0 else self.target.extend
         return call([self.text[-1], *proposal[0]])
 
-    def verify(self, proposal: tuple[list[int], list[Probs]], reading: Logits | Int[np.ndarray, " tokens"]) -> Verdict:
+    def verify(
+        self, proposal: tuple[list[int], list[Probs]], reading: Logits | Int[np.ndarray, " tokens"]
+    ) -> Verification:
         tokens, draft_probs = proposal
         if self.temperature == 0:
             accepted = agreed(reading, tokens)
-            return Verdict([tokens], [0], [accepted], [int(reading[accepted])])
+            return Verification([tokens], [0], [accepted], [int(reading[accepted])])
         accepted, token = verify(tokens, draft_probs, to_probs(reading, self.temperature), self.rng)
-        return Verdict([tokens], [0], [accepted], [token])
+        return Verification([tokens], [0], [accepted], [token])
 
-    def settle(self, verdict: Verdict, kept: Sequence[int]) -> None:
+    def settle(self, verdict: Verification, kept: Sequence[int]) -> None:
         self.text += [*verdict.drafted[0][: verdict.accepted[0]], verdict.token[0]]
         crop((self.target, self.draft), len(self.text) - 1)
 

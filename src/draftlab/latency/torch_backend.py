@@ -30,14 +30,14 @@ class TorchBackend:
         self.context_length = min(settings.context_length, model.context_len)
         self.decoder_start: int | None = None
         if getattr(model, "is_encoder_decoder", False):
-            self.decoder_start = int(model.prefill([ENCODER_PROMPT], 0)[1])
+            self.decoder_start = int(model.decoder().prefill([ENCODER_PROMPT], 0)[1])
         self.encode([0] if self.decoder_start is None else ENCODER_PROMPT)
         self._filled = (0, 0)
 
     def encode(self, prompt: Sequence[int]) -> None:
         self.tokens: list[int] = []
         with torch.inference_mode():
-            self._cache: Cache = self.model.prefill([prompt], self.context_length)[0]
+            self._cache: Cache = self.model.decoder().prefill([prompt], self.context_length)[0]
 
     def _run(self, cache: Cache, tokens: Sequence[Sequence[int]]) -> torch.Tensor:
         with torch.inference_mode():
@@ -74,7 +74,7 @@ class TorchBackend:
     def fill(self, sequences: int, context: int) -> None:
         self._filled = (sequences, context)
         with torch.inference_mode():
-            self._batch = self.model.prefill(
+            self._batch = self.model.decoder().prefill(
                 [ENCODER_PROMPT[:1] * (context + 1)] * sequences, self.context_length - context
             )[0]
         if not any(self._batch.lengths):  # an encoder-decoder, whose decoder has read nothing yet

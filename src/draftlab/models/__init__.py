@@ -5,7 +5,7 @@
 
     model = load_model("drafts/before", dtype="float32", device="cpu")
     model.answer_logits(prompts, answers)      # differentiable: training, recording, replay
-    cache, tokens = model.prefill(prompts, room=128)
+    cache, tokens = model.decoder().prefill(prompts, room=128)
     logits = cache.extend(tokens[:, None])     # decoding
 """
 
@@ -99,10 +99,6 @@ class LanguageModel(Decodable, Protocol):
         where: Int[Tensor, " chosen"] | None = None,
     ) -> Float[Tensor, "positions vocab"]:
         """Logits that predict each answer token, request after request, at all positions or at those in ``where``."""
-        ...
-
-    def prefill(self, prompts: Sequence[Sequence[int]], room: int) -> tuple[Cache, Int[Tensor, " batch"]]:
-        """``decoder().prefill(prompts, room)``, for one batch."""
         ...
 
     def save(self, folder: Path | str) -> None:

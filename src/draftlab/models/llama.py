@@ -176,9 +176,6 @@ class Llama(nn.Module):
     def decoder(self) -> LlamaDecoder:
         return LlamaDecoder(self)
 
-    def prefill(self, prompts: Sequence[Sequence[int]], room: int) -> tuple[LlamaCache, Int[Tensor, " batch"]]:
-        return self.decoder().prefill(prompts, room)
-
     def save(self, folder: Path | str) -> None:
         config = dataclasses.asdict(self.config) | {
             "architectures": ["Qwen2ForCausalLM" if self.config.qkv_bias else "LlamaForCausalLM"],

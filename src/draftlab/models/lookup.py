@@ -16,15 +16,15 @@ from torch import Tensor, nn
 
 from draftlab.errors import UserError
 from draftlab.models import Cache, Decoder, LanguageModel
-from draftlab.models.ngrams import NGRAM, Ngrams, guesses_along
+from draftlab.models.ngrams import Ngrams, guesses_along
 
 
 class Lookup:
     """Prompt lookup over the vocabulary of ``model``; if ``joined``, the model predicts where lookup has no guess."""
 
-    def __init__(self, model: LanguageModel, *, joined: bool = False, ngram: int = NGRAM) -> None:
+    def __init__(self, model: LanguageModel, *, joined: bool = False) -> None:
         self.vocab_size, self.context_len, self.device = model.vocab_size, model.context_len, model.device
-        self.draft, self.ngram = (model if joined else None), ngram
+        self.draft = model if joined else None
 
     def parameters(self) -> Iterator[nn.Parameter]:
         return self.draft.parameters() if self.draft else iter(())
@@ -39,7 +39,7 @@ class Lookup:
         where: Int[Tensor, " chosen"] | None = None,
     ) -> Float[Tensor, "positions vocab"]:
         texts = [([*prompt, *answer], len(prompt)) for prompt, answer in zip(prompts, answers, strict=True)]
-        guesses = [guess for text, begin in texts for guess in guesses_along(text, begin, self.ngram)]
+        guesses = [guess for text, begin in texts for guess in guesses_along(text, begin)]
         guesses = guesses if where is None else [guesses[position] for position in where.tolist()]
         return self.overwrite(self.draft.answer_logits(prompts, answers, where) if self.draft else None, guesses)
 
@@ -58,9 +58,6 @@ class Lookup:
     def decoder(self) -> LookupDecoder:
         return LookupDecoder(self)
 
-    def prefill(self, prompts: Sequence[Sequence[int]], room: int) -> tuple[LookupCache, Int[Tensor, " batch"]]:
-        return self.decoder().prefill(prompts, room)
-
     def save(self, folder: Path | str) -> None:
         raise UserError("prompt lookup has no weights", file=folder, remedy="save the draft that it is joined to")
 
@@ -75,7 +72,7 @@ class LookupDecoder:
     def prefill(self, prompts: Sequence[Sequence[int]], room: int) -> tuple[LookupCache, Int[Tensor, " batch"]]:
         inner = self.decoder.prefill(prompts, room)[0] if self.decoder else None
         last = torch.tensor([prompt[-1] for prompt in prompts], device=self.lookup.device)
-        return LookupCache([Ngrams(prompt[:-1], self.lookup.ngram) for prompt in prompts], self.lookup, inner), last
+        return LookupCache([Ngrams(prompt[:-1]) for prompt in prompts], self.lookup, inner), last
 
 
 class LookupCache:

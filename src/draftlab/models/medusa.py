@@ -21,7 +21,7 @@ from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_dir
 from draftlab.models import LanguageModel
 from draftlab.models.batching import pad_requests
-from draftlab.models.llama import Llama, LlamaCache, LlamaDecoder
+from draftlab.models.llama import Llama, LlamaDecoder
 
 
 class Medusa(nn.Module):
@@ -101,9 +101,6 @@ class Medusa(nn.Module):
 
     def decoder(self) -> LlamaDecoder:
         return self.target.decoder()
-
-    def prefill(self, prompts: Sequence[Sequence[int]], room: int) -> tuple[LlamaCache, Int[Tensor, " batch"]]:
-        return self.target.prefill(prompts, room)
 
     def save(self, folder: Path | str) -> None:
         """Write the heads alone."""

@@ -15,8 +15,8 @@ class Ngrams:
     9
     """
 
-    def __init__(self, text: Iterable[int] = (), ngram: int = NGRAM) -> None:
-        self.tokens, self.ngram = list[int](), ngram
+    def __init__(self, text: Iterable[int] = ()) -> None:
+        self.tokens = list[int]()
         self._after = dict[tuple[int, ...], int]()
         self._earlier = list[int | None]()
         for token in text:
@@ -24,29 +24,29 @@ class Ngrams:
 
     @property
     def guess(self) -> int | None:
-        """The token that followed the latest earlier occurrence of the last ``ngram`` tokens; None where there is none."""
+        """The token that followed the latest earlier occurrence of the last ``NGRAM`` tokens; None where there is none."""
         earlier = self._earlier[-1] if self._earlier else None
         return None if earlier is None else self.tokens[earlier]
 
     def append(self, token: int) -> int | None:
         """Add a token; return the ``guess`` for the next one."""
         self.tokens.append(token)
-        last = tuple(self.tokens[-self.ngram :])
+        last = tuple(self.tokens[-NGRAM:])
         self._earlier.append(self._after.get(last))
-        if len(last) == self.ngram:
+        if len(last) == NGRAM:
             self._after[last] = len(self.tokens)
         return self.guess
 
     def copy(self) -> Ngrams:
         """The same text, which grows and shrinks on its own."""
-        same = Ngrams(ngram=self.ngram)
+        same = Ngrams()
         same.tokens, same._after, same._earlier = self.tokens.copy(), self._after.copy(), self._earlier.copy()
         return same
 
     def trim(self, length: int) -> None:
         """Keep the first ``length`` tokens."""
         while len(self.tokens) > length:
-            last, earlier = tuple(self.tokens[-self.ngram :]), self._earlier.pop()
+            last, earlier = tuple(self.tokens[-NGRAM:]), self._earlier.pop()
             if earlier is not None:
                 self._after[last] = earlier
             else:
@@ -54,8 +54,8 @@ class Ngrams:
             self.tokens.pop()
 
 
-def guesses_along(text: Iterable[int], begin: int, ngram: int = NGRAM) -> list[int | None]:
+def guesses_along(text: Iterable[int], begin: int) -> list[int | None]:
     """The guess for each token of a text from position ``begin`` on, based on the text before it."""
-    before = Ngrams(ngram=ngram)
+    before = Ngrams()
     guesses = [None, *(before.append(token) for token in text)]
     return guesses[begin:-1]

@@ -21,7 +21,8 @@ from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_dir, atomic_path, check_replaceable
 from draftlab.files.digests import sha256
 from draftlab.files.json_files import write_json
-from draftlab.files.weights import weight_files, weights_digest
+from draftlab.files.seals import seal
+from draftlab.files.weights import weight_files
 from draftlab.models.config import read_config
 
 HEAD_TOKENS = "draftlab.head_tokens"
@@ -122,7 +123,7 @@ def widen(model: Path, out: Path) -> None:
         for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
             if (model / name).is_file():
                 (temporary / name).write_bytes((model / name).read_bytes())
-        weights_digest(temporary)
+        seal(temporary)
 
 
 def _read(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

@@ -122,7 +122,7 @@ class Live(Settings):
     facts: list[str] = []
 
 
-class Stream(Settings):
+class StreamCurves(Settings):
     """Alpha along a stream as a moving average over ``window`` records: a line per value of ``series``, a panel per value of ``panel``.
 
     ``by_class`` averages the requests of each class separately. Printed curves go into a second row; ``lengths`` gives the number of requests
@@ -166,7 +166,7 @@ class Figure(Settings):
 
     curves: Curves | None = None
     live: Live | None = None
-    stream: Stream | None = None
+    stream: StreamCurves | None = None
     gaps: Gaps | None = None
     like: Like | None = None
 

@@ -21,7 +21,7 @@ EVERY = 5.0
 
 
 @dataclass(frozen=True)
-class Job:
+class TimedJob:
     """A job of a run: the ``name`` of its log, its rule, and whether it needs the machine to itself."""
 
     name: str
@@ -40,7 +40,7 @@ def read_times(files: Iterable[Path]) -> dict[str, float]:
     return times
 
 
-def expected(jobs: Mapping[int, Job], known: Mapping[str, float]) -> dict[int, float]:
+def expected(jobs: Mapping[int, TimedJob], known: Mapping[str, float]) -> dict[int, float]:
     """Seconds that each job should take: its known time, else the mean of its rule, else the mean of all jobs; 1 where nothing is known."""
     by_rule: dict[str, list[float]] = {}
     for job in jobs.values():
@@ -52,7 +52,7 @@ def expected(jobs: Mapping[int, Job], known: Mapping[str, float]) -> dict[int, f
 
 
 def seconds_left(
-    jobs: Mapping[int, Job],
+    jobs: Mapping[int, TimedJob],
     took: Mapping[int, float],
     since: Mapping[int, float],
     known: Mapping[str, float],
@@ -77,7 +77,7 @@ class TimeLeft(logging.Handler):
 
     def __init__(
         self,
-        jobs: Mapping[int, Job],
+        jobs: Mapping[int, TimedJob],
         cores: int,
         file: Path,
         known: Mapping[str, float],

@@ -15,7 +15,7 @@ LONGEST = 32
 
 
 @dataclass(frozen=True)
-class Acceptance:
+class AcceptanceCurves:
     """``survival[i, j]``: how likely request class i accepts at least j + 1 drafted tokens; a request belongs to one class.
 
     ``tokens``: how much each class wrote, in any unit. It was measured on so many ``requests`` (0: not measured, or unknown), up to ``recorded``
@@ -50,7 +50,7 @@ class Acceptance:
 
         A class that accepts less takes more steps for its tokens, so this is the harmonic mean of the lengths of the classes.
 
-        >>> Acceptance(np.array([[1.0, 1.0], [0.0, 0.0]]), tokens=np.array([30.0, 30.0])).length(2)
+        >>> AcceptanceCurves(np.array([[1.0, 1.0], [0.0, 0.0]]), tokens=np.array([30.0, 30.0])).length(2)
         1.5
         """
         return float(self.tokens.sum() / self._steps(draft_len).sum())
@@ -64,15 +64,15 @@ class Acceptance:
         return np.asarray(self.tokens / (1 + self.survival[:, :draft_len].sum(axis=1)))
 
 
-def from_alpha(alpha: float | Sequence[float]) -> Acceptance:
+def from_alpha(alpha: float | Sequence[float]) -> AcceptanceCurves:
     """Each drafted token is accepted with probability ``alpha``: one for all requests, or one for each."""
     alphas = np.atleast_1d(np.asarray(alpha, dtype=np.float64))
     if not len(alphas) or not ((alphas >= 0) & (alphas <= 1)).all():
         raise UserError(f"alpha is {alpha}", remedy="give an acceptance between 0 and 1")
-    return Acceptance(alphas[:, None] ** np.arange(1, LONGEST + 1), tokens=np.ones(len(alphas)))
+    return AcceptanceCurves(alphas[:, None] ** np.arange(1, LONGEST + 1), tokens=np.ones(len(alphas)))
 
 
-def from_histograms(histograms: Sequence[Sequence[float]]) -> Acceptance:
+def from_histograms(histograms: Sequence[Sequence[float]]) -> AcceptanceCurves:
     """From the numbers of steps that accepted 0, 1, 2, ... tokens: one histogram per request (or one for all).
 
     Beyond a histogram's last bucket nothing was drafted; the last conditional acceptance of all requests together is used there.
@@ -92,7 +92,7 @@ def from_histograms(histograms: Sequence[Sequence[float]]) -> Acceptance:
         beyond = at_least[-1] * last ** np.arange(1, LONGEST + 2 - len(steps))
         rows.append(np.concatenate([at_least[1:], beyond])[:LONGEST])
     tokens = [float(steps @ np.arange(1, len(steps) + 1)) for steps in every]
-    return Acceptance(np.stack(rows), np.array(tokens), recorded=max(map(len, every)) - 1)
+    return AcceptanceCurves(np.stack(rows), np.array(tokens), recorded=max(map(len, every)) - 1)
 
 
 def alpha_of_length(length: float, draft_len: int) -> float:

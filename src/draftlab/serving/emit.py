@@ -23,7 +23,7 @@ from draftlab.files.json_files import read_object
 from draftlab.files.weights import is_gguf
 from draftlab.models.ngrams import NGRAM
 from draftlab.serving import records
-from draftlab.serving.acceptance import Acceptance, from_alpha
+from draftlab.serving.acceptance import AcceptanceCurves, from_alpha
 
 Ranges = Sequence[tuple[int, int, int]]
 """(first batch, last batch, draft length), both ends included."""
@@ -42,7 +42,7 @@ class Deployment:
     draft_len: int
     ranges: Ranges = ()
     sampled: bool = True
-    acceptance: Acceptance | None = None
+    acceptance: AcceptanceCurves | None = None
     requests: int = 0
     traffic: str = ""
     confidence: float = 0.0

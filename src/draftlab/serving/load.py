@@ -18,7 +18,7 @@ from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_path, write_text
 from draftlab.files.json_files import write_json
 from draftlab.serving import profiles, records, traces
-from draftlab.serving.acceptance import LONGEST, Acceptance, from_alpha
+from draftlab.serving.acceptance import LONGEST, AcceptanceCurves, from_alpha
 from draftlab.serving.profiles import Profile
 from draftlab.serving.simulate import Served, fit, serve
 
@@ -65,7 +65,7 @@ def sweep(
     arrivals: traces.Arrivals,
     rates: Sequence[float],
     profile: Profile,
-    acceptance: Acceptance,
+    acceptance: AcceptanceCurves,
     goal: Goal,
     *,
     seed: int = 0,
@@ -91,7 +91,9 @@ def sweep(
     return pd.DataFrame(rows)
 
 
-def best_lengths(profile: Profile, acceptance: Acceptance, draft_lens: Sequence[int] = DRAFT_LENS) -> pd.DataFrame:
+def best_lengths(
+    profile: Profile, acceptance: AcceptanceCurves, draft_lens: Sequence[int] = DRAFT_LENS
+) -> pd.DataFrame:
     """For each batch and context, the draft length that emits the most tokens per second without a queue, and its speed-up.
 
     ``speedup = length(k) step(0) / step(k)``: one step of the target reads ``B (k + 1)`` tokens, the draft takes k steps.
@@ -306,7 +308,7 @@ def _draft_ratio(profile: Profile) -> float:
     return round(draft / target, 6)
 
 
-def _acceptance(settings: LoadSettings) -> Acceptance:
+def _acceptance(settings: LoadSettings) -> AcceptanceCurves:
     if (settings.alpha is None) == (settings.acceptance is None):
         raise UserError(
             "no acceptance, or two", remedy="give either --alpha, or --acceptance FILE with an engine's records"

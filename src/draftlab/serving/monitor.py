@@ -21,7 +21,7 @@ from draftlab.core.stats import ENOUGH
 from draftlab.errors import UserError
 from draftlab.files.json_files import read_object
 from draftlab.serving import records
-from draftlab.serving.records import Counts
+from draftlab.serving.records import SpeculationCounts
 
 WINDOW = 100
 """Requests in a window; a draft is stale if the last window and the one before it are below the promise."""
@@ -34,6 +34,14 @@ Z = 1.96
 Length = Annotated[float, Field(ge=1, allow_inf_nan=False)]
 
 
+class Bounds(BaseModel):
+    """The 95 % interval of a length."""
+
+    model_config = ConfigDict(frozen=True)
+    low: Length
+    high: Length
+
+
 class Promise(BaseModel):
     """The acceptance length (tokens per block with drafted tokens, the target's token included) that a verdict promises at a draft length.
 
@@ -42,8 +50,7 @@ class Promise(BaseModel):
 
     model_config = ConfigDict(frozen=True)
     draft_len: Annotated[int, Field(ge=1)]
-    low: Length
-    high: Length
+    acceptance_length: Bounds
     option: str = ""
     threshold: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
@@ -56,18 +63,15 @@ def read_promise(file: Path) -> Promise:
         raise UserError(
             "the verdict was not yes, so it promises nothing", file=file, remedy="give one that recommends a draft"
         )
-    length = inside.get("acceptance_length", {}) if isinstance(inside, dict) else {}
     try:
-        optional = {name: inside[name] for name in ("option", "threshold") if name in inside}
-        promise = Promise(draft_len=inside["draft_len"], low=length["low"], high=length["high"], **optional)
-    except (ValidationError, KeyError, TypeError) as error:
-        what = error.errors()[0]["msg"] if isinstance(error, ValidationError) else f"no {error}"
+        promise = Promise.model_validate(inside)
+    except ValidationError as error:
         raise UserError(
-            f"no promise in it: {what}",
+            f"no promise in it: {error.errors()[0]['msg']}",
             file=file,
             remedy='it needs "draft_len" and "acceptance_length" with "low", "high"',
         ) from None
-    if promise.low > promise.high:
+    if promise.acceptance_length.low > promise.acceptance_length.high:
         raise UserError("the promise's low is above its high", file=file, remedy="run draftlab verdict again")
     return promise
 
@@ -84,7 +88,7 @@ class Sums:
     squares: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
     within: float = 0.0
 
-    def add(self, counts: Counts) -> None:
+    def add(self, counts: SpeculationCounts) -> None:
         self.records += 1
         self.requests += counts.requests
         self.blocks += counts.drafts
@@ -117,7 +121,7 @@ class Sums:
         return 1 + rate, 1 + rate - Z * spread, 1 + rate + Z * spread
 
 
-def _block_variance(counts: Counts) -> float:
+def _block_variance(counts: SpeculationCounts) -> float:
     """The variance of a block's accepted tokens: from the histogram, or else the largest possible for its mean and draft length."""
     mean = counts.accepted / counts.drafts
     if counts.histogram is not None and sum(counts.histogram) > 0:
@@ -127,7 +131,7 @@ def _block_variance(counts: Counts) -> float:
 
 
 @dataclass(frozen=True)
-class Report:
+class Status:
     """``state`` is ``as promised``, ``better``, ``falling`` (one window below), ``stale``, ``recovered`` or ``not yet known``.
 
     ``since`` counts requests.
@@ -138,10 +142,10 @@ class Report:
     since: int | None = None
 
 
-def judge(rows: Iterable[Counts | None], promise: Promise) -> Report:
+def judge(rows: Iterable[SpeculationCounts | None], promise: Promise) -> Status:
     """Judge records in their order of arrival, in constant memory."""
-    everything, window = Sums(), Sums()
-    recent: deque[tuple[int, Counts]] = deque(maxlen=2 * WINDOW)
+    everything, window, promised = Sums(), Sums(), promise.acceptance_length
+    recent: deque[tuple[int, SpeculationCounts]] = deque(maxlen=2 * WINDOW)
     number = silent = windows_below = begun = since = 0
     once_stale = ""
     for number, counts in enumerate(rows, 1):
@@ -158,14 +162,14 @@ def judge(rows: Iterable[Counts | None], promise: Promise) -> Report:
         recent.append((number, counts))
         if window.records == WINDOW:
             since = since if windows_below else begun
-            windows_below = windows_below + 1 if window.length()[2] < promise.low else 0
+            windows_below = windows_below + 1 if window.length()[2] < promised.low else 0
             if windows_below >= 2:
                 once_stale = f"; requests {since} to {number} were below"
             window = Sums()
     left_out = f"; {silent} rows that are broken or without speculation left out" if silent else ""
     if not everything.known:
         requests = "" if math.isnan(everything.requests) else f"{everything.requests:g} requests with "
-        return Report(
+        return Status(
             "not yet known",
             f"not yet known: {requests}{everything.blocks:g} blocks "
             f"({ENOUGH} requests are needed, or {BLOCKS} blocks of counters){left_out}",
@@ -186,18 +190,18 @@ def judge(rows: Iterable[Counts | None], promise: Promise) -> Report:
             (before if place < WINDOW else last).add(counts)
         where = f" (requests {recent[WINDOW][0]} to {recent[-1][0]} of {number})"
     middle, low, high = last.length()
-    text = f"{middle:.2f} tokens a step [{low:.2f}, {high:.2f}], promised {promise.low:.2f} to {promise.high:.2f}"
+    text = f"{middle:.2f} tokens a step [{low:.2f}, {high:.2f}], promised {promised.low:.2f} to {promised.high:.2f}"
     text += where + left_out
-    if high < promise.low and before.length()[2] < promise.low:
+    if high < promised.low and before.length()[2] < promised.low:
         since = 1 if not windowed else since if windows_below else recent[0][0]
-        return Report("stale", f"stale{f' since request {since}' if windowed else ''}: {text}", since)
-    state = "better" if low > promise.high else "falling" if high < promise.low else "as promised"
+        return Status("stale", f"stale{f' since request {since}' if windowed else ''}: {text}", since)
+    state = "better" if low > promised.high else "falling" if high < promised.low else "as promised"
     if once_stale and state != "falling":
-        return Report("recovered", f"recovered: {text}{once_stale}")
-    return Report(state, f"{state}: {text}")
+        return Status("recovered", f"recovered: {text}{once_stale}")
+    return Status(state, f"{state}: {text}")
 
 
-def watch(source: str, seconds: float) -> Iterator[Counts | None]:
+def watch(source: str, seconds: float) -> Iterator[SpeculationCounts | None]:
     """The records of a file, or of a server's /metrics: since its start, or over ``seconds`` from now.
 
     **Raises:** ``UserError`` for a file without any record of speculation.
@@ -221,14 +225,14 @@ def watch(source: str, seconds: float) -> Iterator[Counts | None]:
     yield difference(first, next(records.from_prometheus(_fetch(source), source)), source)
 
 
-def difference(before: Counts, after: Counts, source: str) -> Counts:
+def difference(before: SpeculationCounts, after: SpeculationCounts, source: str) -> SpeculationCounts:
     """What was counted between two moments; a counter that fell means that the server was restarted."""
     if after.drafts < before.drafts:
         raise UserError("the counters fell: the server was restarted", file=source, remedy="run again")
     histogram = None
     if before.histogram is not None and after.histogram is not None and len(before.histogram) == len(after.histogram):
         histogram = tuple(b - a for a, b in zip(before.histogram, after.histogram, strict=True))
-    return Counts(
+    return SpeculationCounts(
         after.engine,
         after.drafts - before.drafts,
         after.drafted - before.drafted,

@@ -13,11 +13,11 @@ from typing import Any
 from draftlab.errors import UserError
 from draftlab.files.json_files import read_json
 from draftlab.serving import traces
-from draftlab.serving.acceptance import Acceptance, from_histograms
+from draftlab.serving.acceptance import AcceptanceCurves, from_histograms
 
 
 @dataclass(frozen=True)
-class Counts:
+class SpeculationCounts:
     """Blocks verified, tokens drafted (NaN: the engine does not say) and accepted, of one request or of ``requests`` together.
 
     ``histogram`` counts the blocks that accepted 0, 1, 2, ... tokens; ``by_length`` holds one for each draft length, where the engine says.
@@ -32,7 +32,7 @@ class Counts:
     by_length: tuple[tuple[float, ...], ...] = ()
 
 
-def _vllm_request(row: Mapping[str, Any]) -> Counts | None:
+def _vllm_request(row: Mapping[str, Any]) -> SpeculationCounts | None:
     """Read ``metrics.speculative_decoding`` of a response of vLLM (``--per-request-spec-decode-metrics``)."""
     metrics = row.get("metrics")
     metrics = metrics.get("speculative_decoding") if isinstance(metrics, Mapping) else None
@@ -43,10 +43,10 @@ def _vllm_request(row: Mapping[str, Any]) -> Counts | None:
     histogram = _histogram(metrics.get("acceptance_histogram"))
     own = dict(metrics.get("acceptance_histogram_by_draft_length") or {}).values()
     by_length = tuple(one for one in map(_histogram, own) if one and len(one) > 1)
-    return Counts("vllm", drafts, drafted, accepted, histogram=histogram, by_length=by_length)
+    return SpeculationCounts("vllm", drafts, drafted, accepted, histogram=histogram, by_length=by_length)
 
 
-def _vllm_bench(row: Mapping[str, Any]) -> Counts | None:
+def _vllm_bench(row: Mapping[str, Any]) -> SpeculationCounts | None:
     """``vllm bench serve --save-result --save-detailed``: totals of a run; rates are percents, per-position ones fractions."""
     if "spec_decode_num_drafts" not in row:
         return None
@@ -55,7 +55,7 @@ def _vllm_bench(row: Mapping[str, Any]) -> Counts | None:
     rates = row.get("spec_decode_per_position_acceptance_rates") or []
     survival = [1.0, *map(_number, rates), 0.0]
     histogram = tuple(max(0.0, drafts * (a - b)) for a, b in itertools.pairwise(survival)) if rates else None
-    return Counts("vllm", drafts, drafted, accepted, _number(row.get("completed", math.nan)), histogram)
+    return SpeculationCounts("vllm", drafts, drafted, accepted, _number(row.get("completed", math.nan)), histogram)
 
 
 SGLANG_COUNTS = (
@@ -66,7 +66,7 @@ SGLANG_COUNTS = (
 """Accepted and drafted tokens by version, the newest first."""
 
 
-def _sglang_request(row: Mapping[str, Any]) -> Counts | None:
+def _sglang_request(row: Mapping[str, Any]) -> SpeculationCounts | None:
     """``meta_info`` of a response, under the names of all versions; a count that is missing follows from the accepted length.
 
     ``spec_accept_length = completion_tokens / spec_verify_ct``, the target's own tokens included. The first token comes from the prompt's call.
@@ -85,10 +85,10 @@ def _sglang_request(row: Mapping[str, Any]) -> Counts | None:
         emitted = _number(length) * drafts if length is not None else _number(meta["completion_tokens"])
         accepted = max(0.0, emitted - 1 - drafts)
     counts = meta.get("spec_correct_drafts_histogram", meta.get("spec_accept_histogram"))
-    return Counts("sglang", drafts, drafted, accepted, histogram=_histogram(counts))
+    return SpeculationCounts("sglang", drafts, drafted, accepted, histogram=_histogram(counts))
 
 
-def _llama_cpp(row: Mapping[str, Any]) -> Counts | None:
+def _llama_cpp(row: Mapping[str, Any]) -> SpeculationCounts | None:
     """``timings`` of a response: a block emits what it accepts and one token more, and the first token comes from the prompt's call.
 
     There is no count where nothing was drafted.
@@ -97,7 +97,9 @@ def _llama_cpp(row: Mapping[str, Any]) -> Counts | None:
     if not isinstance(timings, Mapping) or "draft_n_accepted" not in timings:
         return None
     accepted = _number(timings["draft_n_accepted"])
-    return Counts("llama.cpp", _number(timings["predicted_n"]) - 1 - accepted, _number(timings["draft_n"]), accepted)
+    return SpeculationCounts(
+        "llama.cpp", _number(timings["predicted_n"]) - 1 - accepted, _number(timings["draft_n"]), accepted
+    )
 
 
 READERS = (_vllm_request, _vllm_bench, _sglang_request, _llama_cpp)
@@ -119,7 +121,7 @@ def _histogram(counts: Any) -> tuple[float, ...] | None:
     return tuple(map(_number, counts)) if isinstance(counts, Sequence) and counts else None
 
 
-def read_one(row: Any) -> Counts | None:
+def read_one(row: Any) -> SpeculationCounts | None:
     """The counts in one JSON object, or in its ``response``; ``None`` if it has none, or impossible ones."""
     if not isinstance(row, Mapping):
         return None
@@ -135,7 +137,7 @@ def read_one(row: Any) -> Counts | None:
     return None
 
 
-def read(path: Path) -> Iterator[Counts | None]:
+def read(path: Path) -> Iterator[SpeculationCounts | None]:
     """The records of a file one by one, ``None`` for a row without counts: JSONL, one JSON object, or Prometheus text."""
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
@@ -151,7 +153,7 @@ def read(path: Path) -> Iterator[Counts | None]:
         yield from (read_one(row) for _, row in traces.rows(path))
 
 
-def from_prometheus(text: str, name: Path | str) -> Iterator[Counts]:
+def from_prometheus(text: str, name: Path | str) -> Iterator[SpeculationCounts]:
     """The counters since the server's start, summed over its engines.
 
     SGLang counts no accepted tokens. A verification emits one token more than it accepts, and a request's first token comes from its prompt.
@@ -177,12 +179,12 @@ def from_prometheus(text: str, name: Path | str) -> Iterator[Counts]:
             survival = [drafts, *(positions[p] for p in sorted(positions, key=int)), 0.0]
             histogram = tuple(a - b for a, b in itertools.pairwise(survival)) if positions else None
             requests = totals.get(f"{prefix}request_success", math.nan)
-            yield Counts(engine, drafts, drafted, accepted, requests, histogram)
+            yield SpeculationCounts(engine, drafts, drafted, accepted, requests, histogram)
             return
     names = [f"sglang:{what}" for what in ("spec_verify_calls", "generation_tokens", "num_requests")]
     if all(metric in totals for metric in names):
         calls, tokens, requests = (totals[metric] for metric in names)
-        yield Counts("sglang", calls, math.nan, max(0.0, tokens - requests - calls), requests)
+        yield SpeculationCounts("sglang", calls, math.nan, max(0.0, tokens - requests - calls), requests)
         return
     if any(metric.startswith("sglang:spec_") for metric in totals):
         missing = ", ".join(f"{metric}_total" for metric in names if metric not in totals)
@@ -196,7 +198,7 @@ def from_prometheus(text: str, name: Path | str) -> Iterator[Counts]:
     )
 
 
-def acceptance(path: Path) -> Acceptance:
+def acceptance(path: Path) -> AcceptanceCurves:
     """The acceptance in a file of records, one class for each request with a histogram."""
     measured = [counts for counts in read(path) if counts is not None and sum(counts.histogram or ()) > 0]
     if not measured:
@@ -222,7 +224,7 @@ def acceptance(path: Path) -> Acceptance:
     return replace(found, requests=0 if math.isnan(requests) else round(requests))
 
 
-def _complete(counts: Counts, longest: int) -> list[float]:
+def _complete(counts: SpeculationCounts, longest: int) -> list[float]:
     """The histogram of a request as if all its blocks had been of its longest draft length, for as many tokens.
 
     SGLang cuts a histogram at the largest count that the request saw: it is padded up to its draft length, or else to the ``longest`` one.

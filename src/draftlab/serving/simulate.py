@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int
 
 from draftlab.errors import UserError
-from draftlab.serving.acceptance import Acceptance
+from draftlab.serving.acceptance import AcceptanceCurves
 from draftlab.serving.profiles import Profile
 from draftlab.serving.traces import Arrivals
 
@@ -71,7 +71,7 @@ def serve(
     arrivals: Arrivals,
     profile: Profile,
     draft_len: int,
-    acceptance: Acceptance | None,
+    acceptance: AcceptanceCurves | None,
     rng: np.random.Generator,
     share: float = 1.0,
 ) -> Served:

@@ -32,12 +32,12 @@ from draftlab.serving.verdict_format import (
     NAMES,
     AtLength,
     AtLoad,
+    Baseline,
     Ceiling,
     Forecast,
     Option,
     Outcome,
     Part,
-    Promise,
     Range,
     Verdict,
 )
@@ -313,7 +313,7 @@ def decide(
         load_sentence += f" (answers cut at {cut_at} tokens are as long as in the log, if those are longer; --answer-tokens sets the limit)"
     overall: Outcome = "yes" if good else "no" if all(o.verdict == "no" for o in options) else "not yet known"
     top = good[0] if good else ranked[0]
-    promise = Promise(
+    baseline = Baseline(
         option=top.name,
         draft_len=top.draft_len,
         acceptance_length=_promised_length(_at(rows[(rows["split"] == "eval") & (rows["option"] == top.name)], top)),
@@ -341,7 +341,7 @@ def decide(
         load=load,
         load_verdict=under,
         load_sentence=load_sentence,
-        monitor=promise if good else None,
+        monitor=baseline if good else None,
     )
 
 

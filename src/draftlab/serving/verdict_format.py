@@ -118,7 +118,7 @@ class AtLoad(_Record):
     left_out: dict[str, int] = {}
 
 
-class Promise(_Record):
+class Baseline(_Record):
     """What ``draftlab monitor`` compares production with; ``acceptance_length`` leaves out blocks for which nothing was drafted."""
 
     option: str
@@ -156,7 +156,7 @@ class Verdict(_Record):
     load: dict[str, list[AtLoad]]
     load_verdict: Outcome | None = None
     load_sentence: str = ""
-    monitor: Promise | None
+    monitor: Baseline | None
 
     @property
     def measured_on(self) -> str:

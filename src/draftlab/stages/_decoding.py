@@ -17,6 +17,7 @@ from draftlab.stages._stage import Files, column
 
 if TYPE_CHECKING:
     from draftlab.core.sampling import Sampling
+    from draftlab.engine.held_out import Work
 
 
 class Decoding(Base):
@@ -74,3 +75,11 @@ class Inputs(TargetAndDraft):
 
     def reads(self, variants: Sequence[Any]) -> Files:
         return {"models": [self.target, self.draft], "data": list(self.prompts.values())}
+
+    def open(self, settings: Decoding) -> Work:
+        """The pair, and the held-out requests that leave room for an answer and the block that passes its end."""
+        from draftlab.engine.held_out import open_work
+
+        after = settings.max_new_tokens + 2 * settings.draft_len
+        files = (self.target, self.draft, self.answers, self.prompts)
+        return open_work(*files, settings.requests, settings.batch, after)

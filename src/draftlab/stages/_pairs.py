@@ -14,6 +14,7 @@ from draftlab.stages._stage import Files, NoInputs, column
 
 if TYPE_CHECKING:
     from draftlab.core.sampling import Sampling
+    from draftlab.engine.recorded_pairs import Pairs
 
 
 class OnPairs(Settings):
@@ -59,3 +60,10 @@ class RecordedPairs(NoInputs):
     def reads(self, variants: Sequence[Any]) -> Files:
         names = dict.fromkeys(name for settings in variants for name in settings.datasets)
         return {"pairs": [self.pairs / f"{name}.safetensors" for name in names]}
+
+    def load(self, settings: OnPairs) -> dict[str, Pairs]:
+        """The pairs of every dataset of the settings, and those of the synthetic family if it is asked for."""
+        from draftlab.engine.recorded_pairs import load_all
+
+        synthetic = settings.seed if settings.synthetic else None
+        return load_all(self.pairs, settings.datasets, settings.positions, synthetic)

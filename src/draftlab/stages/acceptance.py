@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 PATHS: dict[str, SingleVerifier] = {"single_path": "single", "block": "block"}
 """Verifiers of a drafted path, compared by the tokens accepted among the tokens visited, in blocks along a text."""
 
+PATH_LEN = 4
+"""Tokens of a path."""
+
 
 class Settings(OnPairs):
     """Exact acceptance of multi-draft schemes (MDSS Table 2)."""
@@ -32,7 +35,6 @@ class Settings(OnPairs):
     num_drafts: list[Count] = Field(min_length=1)
     draft_temperature: list[NotNegative] = Field(min_length=1)
     target_temperature: float = Field(1.0, gt=0)
-    path_len: int = Field(gt=0, default=4, description="tokens of a path, for schemes that verify one")
 
 
 class Row(PairsRow):
@@ -65,10 +67,8 @@ def run(settings: Settings, inputs: RecordedPairs, bench: Bench) -> tuple[pd.Dat
 
     from draftlab.core.verify import token_verifier
     from draftlab.core.verify.acceptance import by_position
-    from draftlab.engine.recorded_pairs import load_all
 
-    synthetic = settings.seed if settings.synthetic else None
-    every = load_all(inputs.pairs, settings.datasets, settings.positions, synthetic)
+    every = inputs.load(settings)
     frames = []
     conditions = list(itertools.product(every.items(), settings.draft_temperature))
     for (dataset, pairs), temperature in progress(conditions, "datasets and temperatures"):
@@ -77,7 +77,7 @@ def run(settings: Settings, inputs: RecordedPairs, bench: Bench) -> tuple[pd.Dat
         for scheme in settings.schemes:
             if scheme in PATHS and not pairs.is_text:
                 continue
-            path = along_text(pairs, *samplings, settings.path_len, PATHS[scheme]) if scheme in PATHS else None
+            path = along_text(pairs, *samplings, PATH_LEN, PATHS[scheme]) if scheme in PATHS else None
             for num_drafts in settings.num_drafts:
                 rows = path
                 if rows is None:

@@ -98,14 +98,12 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
     import pandas as pd
     import torch
 
-    from draftlab.engine.held_out import open_work, write_texts
+    from draftlab.engine.held_out import write_texts
 
     every = contenders(settings)
     if live := [contender.scheme for contender in every if settings.by_depth and not _is_replayed(contender)]:
         raise UserError(f"{live[0]} is decoded live, which has no counts by depth", remedy="leave out it or by_depth")
-    after = settings.max_new_tokens + 2 * settings.draft_len
-    files = (inputs.target, inputs.draft, inputs.answers, inputs.prompts)
-    work = open_work(*files, settings.requests, settings.batch, after)
+    work = inputs.open(settings)
     of_texts, of_decoding = (torch.Generator(work.target.device).manual_seed(settings.seed) for _ in range(2))
     frames, eos_ids = [], [] if settings.past_end else work.tokenizer.eos_ids
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import math
-import time
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
@@ -86,7 +85,6 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     from draftlab.train.sources import Scene
     from draftlab.train.traffic import whole
 
-    begin = time.process_time()
     folders = Folders(inputs.answers, inputs.models, bench.kept)
     recorded = folders.recorded(settings.dataset, "train")
     if len(recorded.answers) < 2 * settings.requests:
@@ -125,13 +123,13 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     tokens = effort.tokens * sizes["draft"].weights / sizes["larger"].weights
     chosen = affordable(traffic, settings.requests, tokens)
     steps = math.ceil(len(chosen) / settings.batch)
-    train(Scene(larger, None, traffic.answers, inputs.max_new_tokens, ()), chosen, steps, settings)
+    train(Scene(larger, traffic.answers), chosen, steps, settings)
     rows = serve_unchanged(larger, stream, settings.draft_len)
     runs["larger", 0] = price(rows, name="larger", update=LARGER, share=steps / len(stream))
     costs = {f"static_{unit}": static[f"serve_{unit}"].to_numpy() for unit in ("seconds", "gb")}
     frames = [rows.assign(contender=name, update_interval=number, **costs) for (name, number), rows in runs.items()]
     table = pd.concat(frames, ignore_index=True).drop(columns=["group", "segment", "updates", "update_loss"])
-    return table.assign(seed=settings.seed), folders.facts(effort, begin)
+    return table.assign(seed=settings.seed), folders.facts(effort)
 
 
 def derive(rows: pd.DataFrame) -> pd.DataFrame:

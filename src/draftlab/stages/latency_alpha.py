@@ -62,7 +62,7 @@ class AtAlpha:
     rounds: int = column("speculative rounds: a draft and its verification", "rounds")
 
 
-class Block(AtAlpha):
+class BlockColumns(AtAlpha):
     """A block with its parts, and probes outside the rounds."""
 
     tokens: int = column("tokens that the speculative rounds wrote", "tokens")
@@ -76,7 +76,7 @@ class Block(AtAlpha):
     draft_probes: int = column("draft steps outside the rounds", "steps")
 
 
-class Row(Block):
+class Row(BlockColumns):
     """One block of a cell (alpha, draft_len)."""
 
     attempt: int = column("how often the cell had been measured before because its blocks scattered", timed=True)

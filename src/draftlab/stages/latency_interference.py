@@ -35,7 +35,7 @@ class Settings(latency_alpha.Settings):
     update_tokens: int = Field(gt=0, default=64, description="tokens of each of these requests")
 
 
-class Row(latency_alpha.Block):
+class Row(latency_alpha.BlockColumns):
     """One block of a phase; the phases alternate as alone, training, training, alone."""
 
     phase: Literal["alone", "training"] = column("whether the draft trains at the same time")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from draftlab.latency.loop import DraftLength, Generation
     from draftlab.models.backend import LatencyBackend
 
-    Contender = tuple[LatencyBackend, DraftLength, float]
+    Drafter = tuple[LatencyBackend, DraftLength, float]
     """A draft, the length of its blocks, and the confidence below which a block ends."""
 
 PLAIN, AGAIN = "none", "none_again"
@@ -59,7 +59,6 @@ class Settings(Engine):
         description="also decode with blocks that end where the draft gives its token less than this probability; 0: do not",
     )
     temperature: float = Field(default=0, ge=0, description="temperature at which target and drafts sample; 0: greedy")
-    lookup: bool = Field(True, description="also decode with prompt lookup, alone and before the last draft")
     distilled: Literal["osd_offline", "traffic_verdict"] = Field(
         "osd_offline", description="the experiment that distilled the draft"
     )
@@ -154,7 +153,7 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
     """Decode some recorded requests with every contender on the engine of the settings."""
     from draftlab.engine.answers import Answer
     from draftlab.files.json_files import read_jsonl
-    from draftlab.latency.lookup import SURE, Lookup
+    from draftlab.latency.lookup import SURE, LookupBackend
     from draftlab.latency.loop import fixed
     from draftlab.latency.pair import describe, open_pair
 
@@ -170,25 +169,19 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
     context = max(longest, CALIBRATION_CONTEXT) + LONGEST
     opened = open_pair(inputs.target, *inputs.drafts.values(), settings=settings, context_length=context)
     with opened as (target, *drafts):
-        contenders: dict[str, Contender] = {}
+        length = fixed(settings.draft_len)
+        least = {"": 0.0} | ({CONFIDENT: settings.confidence} if settings.confidence else {})
+        contenders: dict[str, Drafter] = {}
         for name, draft in zip(inputs.drafts, drafts, strict=True):
-            contenders[name] = draft, fixed(settings.draft_len), 0.0
+            contenders |= {name + ending: (draft, length, min_prob) for ending, min_prob in least.items()}
             if settings.adaptive:
                 contenders[name + ADAPTIVE] = draft, calibrated_length(target, draft), 0.0
-            if settings.confidence:
-                contenders[name + CONFIDENT] = draft, fixed(settings.draft_len), settings.confidence
-        if settings.lookup:
-            contenders[LOOKUP] = Lookup(target), fixed(settings.draft_len), SURE
-            for name, draft in zip(inputs.drafts, drafts, strict=True):
-                if draft is drafts[-1] or name != BEFORE:
-                    joined = FIRST if draft is drafts[-1] else f"{FIRST}_{name}"
-                    contenders[joined] = Lookup(draft, joined=True), fixed(settings.draft_len), 0.0
-                    if settings.confidence:
-                        contenders[joined + CONFIDENT] = (
-                            Lookup(draft, joined=True),
-                            fixed(settings.draft_len),
-                            settings.confidence,
-                        )
+        contenders[LOOKUP] = LookupBackend(target), length, SURE
+        for name, draft in zip(inputs.drafts, drafts, strict=True):
+            if draft is drafts[-1] or name != BEFORE:
+                joined = FIRST if draft is drafts[-1] else f"{FIRST}_{name}"
+                for ending, min_prob in least.items():
+                    contenders[joined + ending] = LookupBackend(draft, joined=True), length, min_prob
         costs = read_costs(inputs.costs, longest) if inputs.costs else {}
         probes = Probes(target, drafts[-1], settings) if settings.probe_every else None
         rows = measure(target, contenders, requests, settings, costs, probes)
@@ -228,7 +221,7 @@ def calibrated_length(target: LatencyBackend, draft: LatencyBackend) -> DraftLen
 
 def measure(
     target: LatencyBackend,
-    contenders: Mapping[str, Contender],
+    contenders: Mapping[str, Drafter],
     requests: Sequence[Answer],
     settings: Settings,
     costs: Mapping[str, CostModel] | None = None,
@@ -243,7 +236,7 @@ def measure(
     import numpy as np
     import pandas as pd
 
-    from draftlab.latency.lookup import Lookup
+    from draftlab.latency.lookup import LookupBackend
     from draftlab.latency.loop import decode, speculate
 
     def answer(name: str, number: int, prompt: list[int], length: int) -> tuple[Generation, int]:
@@ -252,11 +245,11 @@ def measure(
         if name in (PLAIN, AGAIN):
             return decode(target, prompt, length, temperature=settings.temperature, rng=rng), 0
         draft, draft_len, min_prob = contenders[name]
-        before = draft.steps if isinstance(draft, Lookup) else 0
+        before = draft.steps if isinstance(draft, LookupBackend) else 0
         written = speculate(
             target, draft, prompt, length, draft_len, temperature=settings.temperature, rng=rng, min_prob=min_prob
         )
-        if isinstance(draft, Lookup):
+        if isinstance(draft, LookupBackend):
             return written, draft.steps - before
         # A block that ends early took one more step, whose token was not drafted.
         unsure = sum(block.drafted < settings.draft_len for block in written.blocks) if min_prob else 0
@@ -289,7 +282,7 @@ def measure(
             }
             if costs:
                 draft = contenders[name][0] if name in contenders else None
-                model = draft.inner if isinstance(draft, Lookup) else draft
+                model = draft.inner if isinstance(draft, LookupBackend) else draft
                 row["predicted_steps"] = predict(written, steps, priced.get(id(model), costs[DISTILLED]))
             if number:
                 rows.append(row)

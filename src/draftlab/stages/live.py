@@ -177,11 +177,7 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
     import pandas as pd
     import torch
 
-    from draftlab.engine.held_out import open_work
-
-    after = settings.max_new_tokens + 2 * settings.draft_len
-    files = (inputs.target, inputs.draft, inputs.answers, inputs.prompts)
-    work = open_work(*files, settings.requests, settings.batch, after)
+    work = inputs.open(settings)
     eos_ids = work.tokenizer.eos_ids
     every = contenders(settings)
     generators = {contender: torch.Generator(work.target.device).manual_seed(settings.seed) for contender in every}

@@ -39,7 +39,6 @@ class Settings(Base):
     dataset: Dataset
     pair: str = "main"
     depth: int = Field(gt=0, default=8)
-    ngram: int = Field(gt=0, default=2, description="number of last tokens that must have occurred before")
     tuning: int = Field(
         gt=0, default=100, description="answers of the stream on which the length and threshold are chosen"
     )
@@ -112,11 +111,7 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
     recorded = recorded.take(range(min(settings.tuning, len(recorded.answers))))
     models = {name: load_model(path) for name, path in inputs.drafts.items()}
     last = list(models.values())[-1]
-    contenders = {
-        "lookup": Lookup(last, ngram=settings.ngram),
-        **models,
-        "lookup_first": Lookup(last, joined=True, ngram=settings.ngram),
-    }
+    contenders = {"lookup": Lookup(last), **models, "lookup_first": Lookup(last, joined=True)}
     frames, facts = [], Facts()
     for name, draft in progress(contenders.items(), "contenders"):
         rows, facts[name] = _replay(name, draft, recorded, held_out, settings)

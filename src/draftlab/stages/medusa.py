@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import time
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
@@ -93,14 +92,13 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     from draftlab.train.online import serve
     from draftlab.train.traffic import whole
 
-    begin = time.process_time()
     folders = Folders(inputs.answers, inputs.models, bench.kept)
     target = folders.target(settings.device, inputs.dtype)
     stream = whole(folders.recorded(settings.dataset, "train"), settings.dataset).reordered(settings.seed)
     stream = stream.take(range(min(settings.requests, len(stream))))
     heads_settings = settings.model_copy(update={"learning_rate": settings.heads_learning_rate})
     heads = Medusa(target, Tree.of_widths(settings.widths))
-    effort = _warm(heads, folders, heads_settings, inputs.max_new_tokens)
+    effort = _warm(heads, folders, heads_settings)
     models: dict[str, LanguageModel] = {"draft": folders.draft(settings), "medusa": heads}
     for name, serving in (("draft", settings), ("medusa", heads_settings)):
         models[f"{name}_osd"] = copy.deepcopy(models[name])
@@ -127,10 +125,10 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     kind = rows["contender"].str.removesuffix("_osd")
     sizes = {name: sum(weight.numel() for weight in models[name].parameters()) for name in seconds}
     rows = rows.assign(parameters=kind.map(sizes).fillna(0), epoch_seconds=kind.map(seconds).fillna(0.0))
-    return rows.assign(seed=settings.seed), folders.facts(effort, begin) | {"tree": settings.widths}
+    return rows.assign(seed=settings.seed), folders.facts(effort) | {"tree": settings.widths}
 
 
-def _warm(heads: LanguageModel, folders: Folders, settings: Settings, max_new_tokens: int) -> Effort:
+def _warm(heads: LanguageModel, folders: Folders, settings: Settings) -> Effort:
     """Train the heads as a release would be trained: one epoch on the target's answers to other datasets."""
     from draftlab.engine.recording import join
     from draftlab.train.learning import train
@@ -139,9 +137,7 @@ def _warm(heads: LanguageModel, folders: Folders, settings: Settings, max_new_to
     passes = [folders.recorded(dataset, "train") for dataset in settings.warm]
     lessons = join([part.take(range(min(settings.warm_requests, len(part.answers)))) for part in passes])
     count = len(lessons.answers)
-    return train(
-        Scene(heads, None, lessons, max_new_tokens, ()), range(count), math.ceil(count / settings.batch), settings
-    )
+    return train(Scene(heads, lessons), range(count), math.ceil(count / settings.batch), settings)
 
 
 def derive(rows: pd.DataFrame) -> pd.DataFrame:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Literal
 
 from draftlab.core.measure import Measure
@@ -74,7 +73,6 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     from draftlab.train.sources import LIVE, Scene
 
     parallel.start()
-    begin = time.process_time()
     folders = Folders(inputs.answers, inputs.models, bench.kept)
     recorded, held_out = (
         folders.recorded(settings.dataset, split, settings.temperature) for split in ("train", "eval")
@@ -83,7 +81,7 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     target = folders.target(settings.device, inputs.dtype) if needs_target else None
     draft = folders.draft(settings)
     eos_ids = folders.tokenizer.eos_ids
-    scene = Scene(draft, target, recorded, inputs.max_new_tokens, eos_ids, at_once=settings.sample_batch)
+    scene = Scene(draft, recorded, target, inputs.max_new_tokens, eos_ids, settings.sample_batch)
     rows, effort = distil(scene, held_out, settings, checkpoint=bench.out / f".{bench.number}.checkpoint.safetensors")
     is_wanted = bench.labels.get("method") == settings.save if settings.save else True
     if is_wanted and parallel.is_first():
@@ -96,7 +94,7 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
         looping=rows["request_id"].map(looping.__getitem__),
         parameters=folders.parameters(settings.draft),
     )
-    return rows, folders.facts(effort, begin)
+    return rows, folders.facts(effort)
 
 
 def draft_length(rows: pd.DataFrame, cost_ratio: float = 0.1) -> pd.DataFrame:

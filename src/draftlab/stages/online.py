@@ -8,7 +8,6 @@ serves it (``_drafts``), perhaps distilled before (``_prepare``). The request's 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
@@ -189,7 +188,7 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
     from draftlab.train.online import check_interval
     from draftlab.train.traffic import binned
 
-    begin = time.process_time()
+    folders = _folders(inputs, bench)
     stream = _arrive(settings, inputs, bench, "stream")
     check_interval(stream, settings)
     frames, effort = [], Effort()
@@ -207,7 +206,7 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
     unused = [] if settings.probes else ["after"]
     unused += [] if settings.stream else ["group", "segment"]
     rows = binned(rows.drop(columns=unused), settings.bin).assign(seed=settings.seed)
-    facts = _folders(inputs, bench).facts(effort, begin)
+    facts = folders.facts(effort)
     if settings.timed:
         rows = rows.assign(cpu_seconds=facts["cpu_seconds"], peak_mb=peak_mb())
     return rows, facts
@@ -300,8 +299,7 @@ def _prepare(
     if settings.warm_fair:  # as many updates as online, each of as many requests
         steps = int(traffic.trains.sum()) // settings.update_interval
         settings = settings.model_copy(update={"batch": settings.update_interval})
-    scene = Scene(draft, None, pool.answers, inputs.max_new_tokens, ())
-    effort = train(scene, chosen, steps, settings, checkpoint=_checkpoint(settings, bench, "warm"))
+    effort = train(Scene(draft, pool.answers), chosen, steps, settings, checkpoint=_checkpoint(settings, bench, "warm"))
     return effort, set(chosen) if on_stream else set()
 
 

@@ -60,10 +60,8 @@ def run(settings: Settings, inputs: RecordedPairs, bench: Bench) -> tuple[pd.Dat
 
     from draftlab.core.verify import token_verifier
     from draftlab.core.verify.acceptance import by_position
-    from draftlab.engine.recorded_pairs import load_all
 
-    synthetic = settings.seed if settings.synthetic else None
-    every = load_all(inputs.pairs, settings.datasets, settings.positions, synthetic)
+    every = inputs.load(settings)
     frames = []
     for (dataset, pairs), of_target, of_draft in itertools.product(
         every.items(), settings.target_temperature, settings.draft_temperature

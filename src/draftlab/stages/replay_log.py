@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 from draftlab.core.measure import Measure
@@ -62,7 +61,6 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     from draftlab.train import replay_log
     from draftlab.train.folders import Folders
 
-    begin = time.process_time()
     folders = Folders(inputs.answers, inputs.models, bench.kept)
     train, held_out = (folders.recorded(settings.dataset, split, settings.temperature) for split in ("train", "eval"))
     draft, learner, frames = folders.draft(settings), folders.draft(settings), list[pd.DataFrame]()
@@ -93,7 +91,7 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     bench.once("saved", keep)
     weights = {name: folders.parameters(name) for name in ("target", settings.draft)}
     facts: Facts = {"parameters": weights, "online": online, "offline": offline}
-    return pd.concat(frames, ignore_index=True), facts | folders.facts(effort, begin)
+    return pd.concat(frames, ignore_index=True), facts | folders.facts(effort)
 
 
 STAGE = stage_of(__name__, inputs=Distillation)

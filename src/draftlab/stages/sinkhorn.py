@@ -53,15 +53,13 @@ def run(settings: Settings, inputs: RecordedPairs, bench: Bench) -> tuple[pd.Dat
 
     from draftlab.core.verify import token_verifier
     from draftlab.core.verify.sinkhorn import sinkhorn_verifier
-    from draftlab.engine.recorded_pairs import load_all
 
     contenders = [(name, token_verifier(name), 0, 0.0) for name in PEERS]
     contenders += [
         ("sinkhorn", sinkhorn_verifier(count, sharpness), count, sharpness)
         for sharpness, count in itertools.product(settings.sharpness, settings.iterations)
     ]
-    synthetic = settings.seed if settings.synthetic else None
-    every = load_all(inputs.pairs, settings.datasets, settings.positions, synthetic)
+    every = inputs.load(settings)
     frames = []
     for (dataset, pairs), temperature, drafts in itertools.product(
         every.items(), settings.draft_temperature, settings.num_drafts

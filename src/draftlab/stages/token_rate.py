@@ -17,15 +17,15 @@ from draftlab.stages.live import PARTS
 if TYPE_CHECKING:
     import pandas as pd
 
+DRAFT_SHARE = 0.01
+"""The cost of a draft step with a hardware profile, as a share of the target's."""
+
 
 class Settings(Base):
     """Token rate = block efficiency / (draft + v(nodes) + selection), for several pairs, all with the block efficiency of ours."""
 
     profiles: list[str] = Field(
         [], description="hardware profiles with known costs of the target's steps (draftlab load)"
-    )
-    draft_share: float = Field(
-        0.01, gt=0, description="cost of a draft step with these profiles, as a share of the target's"
     )
     context: int = Field(256, ge=0, description="tokens before a block with these profiles")
 
@@ -111,7 +111,7 @@ def _pairs(
             target.step(tokens, tokens, 1, settings.context) / 1000
             for tokens in (1, *(1 + count * draft_len for count in num_drafts))
         )
-        yield name, plain, settings.draft_share * plain, dict(zip(num_drafts, several, strict=True))
+        yield name, plain, DRAFT_SHARE * plain, dict(zip(num_drafts, several, strict=True))
 
 
 STAGE = stage_of(__name__, split="eval")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
@@ -59,18 +58,17 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     from draftlab.train.sources import Scene
     from draftlab.train.tokens import token_counts
 
-    begin = time.process_time()
     folders = Folders(inputs.answers, inputs.models, bench.kept)
     recorded, held_out = (folders.recorded(settings.dataset, split) for split in ("train", "eval"))
     draft = folders.draft(settings)
     before = token_counts(draft, held_out, settings.draft_len).assign(method="original")
     requests = range(len(recorded.answers))
     steps = settings.epochs * math.ceil(len(requests) / settings.batch)
-    effort = train(Scene(draft, None, recorded, inputs.max_new_tokens, ()), requests, steps, settings)
+    effort = train(Scene(draft, recorded), requests, steps, settings)
     after = token_counts(draft, held_out, settings.draft_len).assign(method="distilled")
     table = pd.concat([before, after], ignore_index=True).assign(seed=settings.seed, dataset=settings.dataset)
     texts = {token: folders.tokenizer.decode([token]) for token in table["token"].unique()}
-    return table.assign(text=table["token"].map(texts)), folders.facts(effort, begin)
+    return table.assign(text=table["token"].map(texts)), folders.facts(effort)
 
 
 def recall(rows: pd.DataFrame) -> pd.DataFrame:

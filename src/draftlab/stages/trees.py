@@ -65,11 +65,9 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
     import pandas as pd
     import torch
 
-    from draftlab.engine.held_out import open_work, write_texts
+    from draftlab.engine.held_out import write_texts
 
-    after = settings.max_new_tokens + 2 * settings.draft_len
-    files = (inputs.target, inputs.draft, inputs.answers, inputs.prompts)
-    work = open_work(*files, settings.requests, settings.batch, after)
+    work = inputs.open(settings)
     temperatures = (settings.target_temperature, settings.draft_temperature)
     of_target, of_draft = (settings.sampling(temperature, settings.top_k) for temperature in temperatures)
     generator = torch.Generator(work.target.device).manual_seed(settings.seed)

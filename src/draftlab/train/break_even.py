@@ -92,7 +92,7 @@ def measure(
     widths = {"draft": 1, "larger": 1, "target": settings.draft_len + 1}
     with torch.inference_mode():
         caches = {
-            name: model.prefill([prompt], widths[name] * STEPS)[0]
+            name: model.decoder().prefill([prompt], widths[name] * STEPS)[0]
             for name, model in (("draft", draft), ("larger", larger), ("target", target))
         }
     updates = {f"update {i}": (draft, i) for i in intervals} | {LARGER: (larger, settings.batch)}

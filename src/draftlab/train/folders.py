@@ -24,11 +24,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Folders:
-    """The folders of recorded ``answers`` and of ``models``, and what has been read from them (``kept``)."""
+    """The folders of recorded ``answers`` and of ``models``, what has been read from them (``kept``), and the CPU time at the ``begin``."""
 
     answers: Path
     models: Path
     kept: dict[object, object] = field(default_factory=dict)
+    begin: float = field(default_factory=time.process_time)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -68,14 +69,14 @@ class Folders:
         load_tokenizer(self.models / original).save(out)
         seal(out)
 
-    def facts(self, effort: Effort, begin: float) -> dict[str, Any]:
-        """The facts for ``run.json`` of a run that began at ``begin`` CPU seconds."""
+    def facts(self, effort: Effort) -> dict[str, Any]:
+        """The facts for ``run.json``."""
         passes = [kept for name, kept in self.kept.items() if isinstance(kept, TargetPass) and isinstance(name, str)]
         counts = {name: count for name, count in dataclasses.asdict(effort).items() if name != "milliseconds"}
         return counts | {
             "recorded_tokens": sum(sum(recorded.lengths) for recorded in passes),  # they serve all variants
             "processes": parallel.PROCESSES,
-            "cpu_seconds": round(time.process_time() - begin, 3),
+            "cpu_seconds": round(time.process_time() - self.begin, 3),
         }
 
     def once(self, key: object, make: Callable[[], T]) -> T:

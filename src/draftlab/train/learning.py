@@ -93,7 +93,7 @@ def train(
     training.fit(
         scene.draft,
         losses,
-        training.Schedule(settings.learning_rate, steps, warmup=int(WARMUP_SHARE * steps), shape=settings.schedule),
+        training.Schedule(settings.learning_rate, steps, warmup=int(WARMUP_SHARE * steps)),
         optimizer=training.adamw(scene.draft),
         clip=settings.clip,
         label=f"{settings.dataset} {source} {settings.loss}",

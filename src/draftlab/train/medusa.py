@@ -54,7 +54,7 @@ def epoch_seconds(
 
 
 @dataclass(frozen=True)
-class Contender:
+class Strategy:
     """A way to decode; without a model it is plain decoding."""
 
     name: str
@@ -75,18 +75,18 @@ class Contender:
         return speculate(target, model, prompts, verifier=TREE_VERIFIERS[self.verifier], **shape, **options).traces
 
 
-def contenders(models: dict[str, LanguageModel], tree_verifiers: Sequence[str]) -> list[Contender]:
+def contenders(models: dict[str, LanguageModel], tree_verifiers: Sequence[str]) -> list[Strategy]:
     """Plain decoding and every model greedily; at temperature 1 the models that learnt, heads by every verifier of the tree."""
     with_plain: dict[str, LanguageModel | None] = {"plain": None, **models}
-    unsampled = [Contender(name, model, GREEDY) for name, model in with_plain.items()]
-    sampled = [Contender(name, with_plain[name], SAMPLED) for name in ("plain", "draft_osd")]
-    heads = [Contender("medusa_osd", models["medusa_osd"], SAMPLED, verifier) for verifier in tree_verifiers]
+    unsampled = [Strategy(name, model, GREEDY) for name, model in with_plain.items()]
+    sampled = [Strategy(name, with_plain[name], SAMPLED) for name in ("plain", "draft_osd")]
+    heads = [Strategy("medusa_osd", models["medusa_osd"], SAMPLED, verifier) for verifier in tree_verifiers]
     return [*unsampled, *sampled, *heads]
 
 
 def decode_in_turns(
     target: LanguageModel,
-    every: Sequence[Contender],
+    every: Sequence[Strategy],
     blocks: Sequence[Sequence[Sequence[int]]],
     clock: Callable[[], float],
     seed: int,

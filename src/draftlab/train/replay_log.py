@@ -193,7 +193,7 @@ def distil(
     steps = settings.epochs * math.ceil(len(recorded.answers) / settings.batch)
     begin = time.monotonic()
     requests = range(len(recorded.answers))
-    effort = train(Scene(draft, None, recorded, 0, ()), requests, steps, settings, checkpoint=checkpoint)
+    effort = train(Scene(draft, recorded), requests, steps, settings, checkpoint=checkpoint)
     return effort, {"updates": steps, "seconds": time.monotonic() - begin}
 
 

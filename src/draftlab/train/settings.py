@@ -35,7 +35,6 @@ class Training(Settings):
     micro_batch: int = Field(0, ge=0)
     draft_len: int = Field(5, gt=0)
     loss: Loss = "forward_kl"
-    schedule: Literal["cosine", "constant"] = "cosine"
     clip: float = Field(1.0, ge=0)
     keeps_embedding: bool = Field(
         False,

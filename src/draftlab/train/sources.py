@@ -30,14 +30,16 @@ SCORED_AT_ONCE = 16
 
 @dataclass(frozen=True)
 class Scene:
-    """What a source can draw on. ``target`` is None where only recorded answers are used; at most ``at_once`` requests are decoded together
-    (None: all)."""
+    """What a source can draw on: a draft and recorded answers, and what decodes further answers where the target runs again.
+
+    At most ``at_once`` requests are decoded together (None: all).
+    """
 
     draft: LanguageModel
-    target: LanguageModel | None
     recorded: TargetPass
-    max_new_tokens: int
-    eos_ids: Collection[int]
+    target: LanguageModel | None = None
+    max_new_tokens: int = 0
+    eos_ids: Collection[int] = ()
     at_once: int | None = None
 
 
@@ -196,7 +198,7 @@ class _Mixture:
         return self
 
     def prefill(self, prompts: Sequence[Sequence[int]], room: int) -> tuple[_MixtureCache, Int[Tensor, " batch"]]:
-        caches, tokens = zip(*(model.prefill(prompts, room) for model in self.models), strict=True)
+        caches, tokens = zip(*(model.decoder().prefill(prompts, room) for model in self.models), strict=True)
         return _MixtureCache(self, list(caches)), tokens[0]
 
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -38,7 +38,7 @@ class Trainable(Protocol):
 
 @dataclass(frozen=True)
 class Schedule:
-    """Learning rate over ``steps``: linear warm-up, then constant, or a cosine down to ``floor`` of the peak.
+    """Learning rate over ``steps``: linear warm-up, then a cosine down to ``floor`` of the peak.
 
     The rate is in closed form: torch's schedulers go from step to step and round differently, which would change the weights.
     """
@@ -46,14 +46,11 @@ class Schedule:
     peak: float
     steps: int
     warmup: int = 0
-    shape: Literal["cosine", "constant"] = "cosine"
     floor: float = 0.0
 
     def at(self, step: int) -> float:
         if step < self.warmup:
             return self.peak * (step + 1) / self.warmup
-        if self.shape == "constant":
-            return self.peak
         done = (step - self.warmup) / max(1, self.steps - self.warmup)
         return self.peak * (self.floor + (1 - self.floor) * (1 + math.cos(math.pi * done)) / 2)
 

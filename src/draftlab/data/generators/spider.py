@@ -12,7 +12,7 @@ from draftlab.files.yaml_files import read_yaml_of_module
 
 
 @dataclass(frozen=True)
-class Table:
+class SqlTable:
     """A database table: its name, the plural noun for its rows, its label column, two text columns and two number columns."""
 
     name: str
@@ -44,51 +44,51 @@ def _number(draw: Random, column: str) -> int:
     return int(start + step * draw.randrange(10))
 
 
-def _text(draw: Random, style: Style, t: Table) -> Slots:
+def _text(draw: Random, style: Style, t: SqlTable) -> Slots:
     return {"column": draw.choice(t.texts)}
 
 
-def _where(draw: Random, style: Style, t: Table) -> Slots:
+def _where(draw: Random, style: Style, t: SqlTable) -> Slots:
     column = draw.choice(t.texts)
     return {"column": column, "value": _value(draw, column)}
 
 
-def _list_where(draw: Random, style: Style, t: Table) -> Slots:
+def _list_where(draw: Random, style: Style, t: SqlTable) -> Slots:
     column, more = draw.choice(t.numbers), draw.random() < 0.5
     phrase, sign = ("more than", ">") if more else ("less than", "<")
     value, shown = _number(draw, column), draw.choice((t.label, *t.texts))
     return {"column": column, "words": phrase, "sign": sign, "value": value, "shown": shown}
 
 
-def _list_both(draw: Random, style: Style, t: Table) -> Slots:
+def _list_both(draw: Random, style: Style, t: SqlTable) -> Slots:
     column, number = draw.choice(t.texts), draw.choice(t.numbers)
     return {"column": column, "number": number, "value": _value(draw, column), "bound": _number(draw, number)}
 
 
-def _ordered(draw: Random, style: Style, t: Table) -> Slots:
+def _ordered(draw: Random, style: Style, t: SqlTable) -> Slots:
     column, shown, down = draw.choice(t.numbers), draw.choice((t.label, *t.texts)), draw.random() < 0.5
     phrase = "from high to low" if down else "from low to high"
     return {"column": column, "shown": shown, "words": phrase, "form": "down" if down else "up"}
 
 
-def _extreme(draw: Random, style: Style, t: Table) -> Slots:
+def _extreme(draw: Random, style: Style, t: SqlTable) -> Slots:
     column, shown, high = draw.choice(t.numbers), draw.choice((t.label, *t.texts)), draw.random() < 0.5
     phrase, best, direction = ("highest", "max", "DESC") if high else ("lowest", "min", "ASC")
     form = "subquery" if style.subquery else "limit"
     return {"column": column, "shown": shown, "words": phrase, "best": best, "direction": direction, "form": form}
 
 
-def _aggregate(draw: Random, style: Style, t: Table) -> Slots:
+def _aggregate(draw: Random, style: Style, t: SqlTable) -> Slots:
     column = draw.choice(t.numbers)
     phrase, function = draw.choice((("average", "avg"), ("maximum", "max"), ("minimum", "min"), ("total", "sum")))
     return {"column": column, "words": phrase, "function": function.upper() if style.count == "COUNT" else function}
 
 
-def _having(draw: Random, style: Style, t: Table) -> Slots:
+def _having(draw: Random, style: Style, t: SqlTable) -> Slots:
     return {"column": draw.choice(t.texts), "bound": draw.randrange(2, 10)}
 
 
-Family = tuple[str, Callable[[Random, Style, Table], Slots]]
+Family = tuple[str, Callable[[Random, Style, SqlTable], Slots]]
 FAMILIES: tuple[Family, ...] = (
     ("count", lambda draw, style, t: {}), ("count_where", _where), ("count_where", _where), ("list_where", _list_where),
     ("list_where", _list_where), ("list_both", _list_both), ("list_both", _list_both), ("ordered", _ordered),
@@ -102,7 +102,7 @@ WORD = re.compile(r"\w+|[^\w\s]")
 def spider(draw: Random, space: str) -> dict[str, Any]:
     """Draw one row with the fields of ``xlangai/spider``."""
     name, first, second = draw.choice(read_yaml_of_module(__file__)["databases"][space])
-    t, u = (Table(*table) for table in ((first, second) if draw.random() < 0.5 else (second, first)))
+    t, u = (SqlTable(*table) for table in ((first, second) if draw.random() < 0.5 else (second, first)))
     style = Style(
         count="count" if draw.random() < 0.7 else "COUNT",
         quote='"' if draw.random() < 0.6 else "'",

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from draftlab.core import stats
-from draftlab.plan.figure import Stream
+from draftlab.plan.figure import StreamCurves
 from draftlab.report import tidy
 from draftlab.report.figures.curves import labelled
 from draftlab.report.figures.printed import draw_printed, printed_curves
@@ -17,7 +17,7 @@ from draftlab.report.figures.style import GREY, LOOKS, NAMES, Look, footer, in_o
 from draftlab.report.published import Published
 
 
-def stream_figure(table: pd.DataFrame, scale: str, published: Published, form: Stream) -> Figure:
+def stream_figure(table: pd.DataFrame, scale: str, published: Published, form: StreamCurves) -> Figure:
     """Plot alpha along a stream as a moving average of past requests, one line per value of ``series``; printed numbers go into a second row.
 
     ``offline`` rows are held-out requests and become a level. A mark at the right shows the last fifth of each stream with its interval.
@@ -87,7 +87,7 @@ def _length(rows: pd.DataFrame) -> int:
     return int(_served(rows)["stream_index"].max()) + _step(rows)
 
 
-def _draw_moving_averages(ax: Axes, rows: pd.DataFrame, form: Stream) -> int:
+def _draw_moving_averages(ax: Axes, rows: pd.DataFrame, form: StreamCurves) -> int:
     """Draw the moving averages of one panel; return the window in requests, which is shortened for a short stream."""
     step, length = _step(rows), _length(rows)
     window = max(min(form.window, max(5, length // 10)) // step, 1)
