@@ -34,7 +34,8 @@ container: os.path.relpath(plan.WORKFLOW.parent / "envs" / "draftlab.sif")
 
 try:
     RUN = plan.load_run(config, plan.WORKFLOW)
-    if workflow.is_main_process:
+    # The published figures need neither data nor models: only the committed tables.
+    if workflow.is_main_process and "paper_figures" not in sys.argv:
         RUN.check_data()
 except UserError as error:
     raise WorkflowError(str(error)) from None

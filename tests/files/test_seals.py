@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -17,7 +18,9 @@ from draftlab.engine.recorded_pairs import Pairs, load_pairs
 from draftlab.engine.recording import load_pass
 from draftlab.errors import UserError
 from draftlab.files import seals
+from draftlab.files.cells import write_cell
 from draftlab.files.seals import check_content, content_digest, remove_and_report_damaged, remove_damaged, seal, verify
+from draftlab.files.tables import join_tables, read_table
 from draftlab.models import load_model
 from draftlab.models.hub import copy_model
 from tests.pair import make_results
@@ -71,7 +74,7 @@ def test_other_bytes_are_refused_and_made_again(
         READERS[name](file)
     assert error.value.file == file
     remove_and_report_damaged(run)
-    assert f"{file}: damaged, or changed since" in capsys.readouterr().err
+    assert f"{file}: missing, damaged, or changed since" in capsys.readouterr().err
     assert not file.exists()
     declared = {"answers": "answers.jsonl", "models": "config.json", "pairs": file.name}[Path(name).parts[1]]
     assert not (file.parent / declared).exists()
@@ -88,6 +91,31 @@ def test_a_cell_whose_draft_is_damaged_runs_again(name: str, run: Path) -> None:
     remove_and_report_damaged(run)
     assert not (cell / "rows.csv").exists()
     assert not (cell / name / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("damage", [cut, Path.unlink])
+@pytest.mark.parametrize("name", ["toy.csv", "cells/toy/1/rows.csv"])
+def test_a_table_or_a_cell_that_is_damaged_or_missing_takes_the_report_with_it(
+    name: str, damage: Callable[[Path], None], tmp_path: Path
+) -> None:
+    write_cell(tmp_path / "cells/toy/1", pd.DataFrame({"a": [1, 2]}), {})
+    join_tables((tmp_path / "cells/toy/1/rows.csv",), tmp_path / "toy.csv")
+    (tmp_path / "report.html").touch()
+    assert list(remove_damaged(tmp_path)) == []
+    assert (tmp_path / "report.html").exists()
+    damage(tmp_path / name)
+    assert list(remove_damaged(tmp_path)) == [tmp_path / name]
+    assert not (tmp_path / name).exists()
+    assert not (tmp_path / "report.html").exists(), "without it, Snakemake finds nothing to do"
+
+
+def test_a_table_with_fewer_rows_is_refused(tmp_path: Path) -> None:
+    write_cell(tmp_path / "cells/toy/1", pd.DataFrame({"a": [1, 2]}), {})
+    join_tables((tmp_path / "cells/toy/1/rows.csv",), tmp_path / "toy.csv")
+    assert len(read_table(tmp_path / "toy.csv")) == 2
+    (tmp_path / "toy.csv").write_text("a\n1\n")
+    with pytest.raises(UserError, match="its content is not what was written here"):
+        read_table(tmp_path / "toy.csv")
 
 
 def test_a_sound_run_is_left_alone_and_not_read(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

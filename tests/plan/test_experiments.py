@@ -74,6 +74,9 @@ def test_the_guides_verifier_is_lossless_and_its_experiment_is_one(tmp_path):
     path.write_text(re.sub("scheme: last|last(?=,)", lambda old: old[0].replace("last", "rrs"), text), encoding="utf-8")
     experiment = plan.load_experiment(path)
     assert experiment.compared == ["num_drafts", "draft_temperature", "schemes"]
+    first, second = "num_drafts: [2, 4]", "draft_temperature: [1.0, 1.6]"
+    path.write_text(path.read_text("utf-8").replace(f"{first}, {second}", f"{second}, {first}"), encoding="utf-8")
+    assert plan.load_experiment(path).shown != experiment.shown, "their order shapes the table"
 
 
 def test_cells_are_the_product_of_the_axes(tmp_path):

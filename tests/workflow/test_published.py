@@ -7,10 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from draftlab.files.tables import tables_in
+from draftlab.report import findings, tables, tidy
 from tests.checkout import jobs, snakemake
+from tests.conftest import ROOT
 from tests.pictures import look_the_same
 
 pytestmark = pytest.mark.workflow
+PUBLISHED = sorted(path.parent.name for path in (ROOT / "paper_figures").glob("*/data"))
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +42,26 @@ def test_published_figures_are_redrawn_from_their_tables_and_nothing_is_trained(
     cpuinfo = Path("/proc/cpuinfo")
     is_alike = cpuinfo.exists() and "avx512vl" in cpuinfo.read_text()
     assert sum(before[name] != after[name] for name in before) <= (0 if is_alike else 10)
+
+
+@pytest.mark.parametrize("scale", PUBLISHED)
+def test_the_published_figures_of_every_scale_need_no_model_and_no_data(checkout, scale):
+    assert set(jobs(snakemake(checkout, "-n", "paper_figures", "--config", f"scale={scale}"))) == {"paper_figures"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scale", PUBLISHED)
+def test_every_published_table_is_printed_from_the_rows_beside_it(scale, tmp_path):
+    folder = ROOT / "paper_figures" / scale
+    names = sorted(tables_in(folder / "data"))
+    assert names
+    for name in names:
+        rows = tidy.read(folder / "data" / f"{name}.csv.gz")
+        finding = findings.sentences(name, rows, findings.findings_of(name))
+        tables.write(name, rows, scale, tmp_path / name, finding)
+    assert [
+        name for name in names if (tmp_path / f"{name}.md").read_text() != (folder / f"{name}.md").read_text()
+    ] == []
 
 
 def test_an_edit_of_one_figure_and_a_new_table_redraw_these_two_and_nothing_else_is_done(checkout, redrawn):

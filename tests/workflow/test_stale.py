@@ -89,9 +89,26 @@ def test_a_cut_intermediate_is_made_again_by_a_plain_rerun(folder: Path) -> None
         assert "damaged" not in snakemake(folder, WANTED[0], *looks, *WORDS)
         assert file.read_bytes() == before[:-9]
     output = make(folder)
-    assert "damaged, or changed since it was written; making it again" in output
+    assert "missing, damaged, or changed since it was written; it is made again when a job needs it" in output
     assert ran(output) == {"answer"}
     assert file.read_bytes() == before
+
+
+def test_a_missing_cell_and_a_cut_table_are_made_again_up_to_the_report(tmp_path: Path) -> None:
+    folder = copy_checkout(tmp_path / "checkout")
+    words = ("--quiet", "host", "reason", "--config", "scale=smoke", "experiments=osd_speedup_theory")
+    snakemake(folder, *words)
+    table, report = (folder / "results/smoke" / name for name in ("osd_speedup_theory.csv", "report.html"))
+    before = table.read_bytes()
+    (rows,) = folder.glob("results/smoke/cells/*/*/rows.csv")
+    rows.unlink()
+    made_of_tables = {"collect", "figure", "claims", "report", "all"}
+    assert ran(snakemake(folder, *words)) == {"speedup_theory"} | made_of_tables
+    table.write_bytes(before[: before.rindex(b"\n", 0, -1) + 1])
+    assert ran(snakemake(folder, *words)) == made_of_tables
+    assert table.read_bytes() == before
+    assert report.exists()
+    assert ran(snakemake(folder, *words)) == set()
 
 
 def test_a_server_at_another_address_keeps_the_answers(folder: Path) -> None:

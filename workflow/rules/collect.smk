@@ -87,6 +87,11 @@ rule report:
         tables=every(f"results/{RUN.name}/{{experiment}}.csv"),
         figures=every(f"results/{RUN.name}/figures/{{experiment}}.png"),
         claims="results/{run}/claims.csv",
+        records=lambda wildcards: [
+            f"results/{wildcards.run}/cells/{name}/{cell}/run.json"
+            for name in RUN.experiments
+            for cell in RUN.cells(name)
+        ],
         tokens=(
             f"results/{RUN.name}/tokens.json"
             if "osd_offline" in RUN.experiments and RUN.config.show_tokens

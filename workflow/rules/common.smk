@@ -132,9 +132,7 @@ PRINTED = [
 
 def printed_parts(name):
     """What shapes an experiment's table and figure besides its rows: parts of its YAML file, its measures, and printed numbers. A change redraws them."""
-    experiment = RUN.at_scale[name]
-    parts = (experiment.finding, experiment.layout, experiment.figure, experiment.view)
-    return digest_of(*parts, dict(experiment.stage_kind.measures), PRINTED)
+    return digest_of(*RUN.at_scale[name].shown, PRINTED)
 
 
 def drawn_by(name):

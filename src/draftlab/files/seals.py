@@ -26,6 +26,8 @@ Entry = tuple[str, int, int]
 
 OUTPUTS = ("*/models/*", "*/answers/*", "*/pairs", "data/*", "cells/*/*")
 """Patterns for the folders of a run that may be sealed, besides those of the drafts that a cell keeps."""
+TABLES = "*.csv."
+"""The pattern for the tables of a run, before the name of a seal."""
 KEPT = "cells/*/*/*"
 """The pattern for the drafts that a cell keeps. Where one is damaged, the rows of the cell are made again too."""
 
@@ -40,6 +42,11 @@ def seal(folder: Path, names: Iterable[str] | None = None) -> None:
         names = files - {RECORD}
     known = _entries(folder / RECORD)
     _write(folder / RECORD, {name: _entry(folder / name, known.get(name)) for name in sorted(names)})
+
+
+def unseal_file(path: Path) -> None:
+    """Remove the seal of a file that is about to be written again: another run that starts meanwhile would take it for damaged."""
+    _beside(path).unlink(missing_ok=True)
 
 
 def seal_file(path: Path) -> None:
@@ -69,15 +76,19 @@ def sealed_digest(path: Path) -> str | None:
 
 
 def remove_damaged(run: Path) -> Iterator[Path]:
-    """Remove all outputs of each job with a damaged or missing file, so that the next run remakes them; yield that file."""
-    for pattern in (*OUTPUTS, KEPT):
-        for record in [file for folder in sorted(run.glob(pattern)) for file in folder.glob(f"*{RECORD}")]:
+    """Remove all outputs of each job with a damaged or missing file, so that the next run remakes them; yield that file.
+
+    A table or a cell takes the report with it: Snakemake remakes what is missing only for a job that runs.
+    """
+    for pattern in (TABLES, *OUTPUTS, KEPT):
+        for record in sorted(run.glob(f"{pattern}{RECORD}" if pattern == TABLES else f"{pattern}/*{RECORD}")):
             names = [record.parent / name for name in _entries(record)]
             damaged = [path for path in names if not path.exists() or _differs(path)]
             if damaged:
                 yield damaged[0]
                 rows = [record.parents[1] / "rows.csv"] if pattern == KEPT else []
-                for path in [*names, *rows, record]:
+                report = [run / "report.html"] if pattern == TABLES or pattern.startswith("cells/") else []
+                for path in [*names, *rows, *report, record]:
                     path.unlink(missing_ok=True)
 
 
@@ -179,6 +190,9 @@ def _write(record: Path, entries: dict[str, Entry]) -> None:
 
 
 def remove_and_report_damaged(run: Path) -> None:
-    """Remove damaged outputs and print which files are made again."""
+    """Remove damaged outputs and print which."""
     for path in remove_damaged(run):
-        print(f"{printable(str(path))}: damaged, or changed since it was written; making it again", file=sys.stderr)
+        print(
+            f"{printable(str(path))}: missing, damaged, or changed since it was written; it is made again when a job needs it",
+            file=sys.stderr,
+        )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_path
-from draftlab.files.seals import verify
+from draftlab.files.seals import seal_file, unseal_file, verify
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -92,8 +92,10 @@ def join_tables(rows: tuple[Path, ...], out: Path) -> None:
             raise UserError("no rows", file=path, remedy=REMEDY)
         tables.append((header, lines))
     columns = list(dict.fromkeys(name for header, _ in tables for name in header))
+    unseal_file(out)
     with atomic_path(out) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, columns, lineterminator="\n")
         writer.writeheader()
         for header, lines in tables:
             writer.writerows(dict(zip(header, line, strict=True)) for line in lines if line)
+    seal_file(out)

@@ -104,6 +104,12 @@ class Experiment(Settings):
         """The stage that runs its cells."""
         return STAGES[self.stage]
 
+    @property
+    def shown(self) -> tuple[object, ...]:
+        """What shapes its table and figure besides the rows and the code; without a layout, the order of what it compares does."""
+        measures = dict(self.stage_kind.measures)
+        return self.finding, self.layout or self.compared, self.figure, self.view, measures
+
     def measure(self, name: str = "") -> Measure:
         """A measure of its stage: the one of this name, else the layout's, else the stage's first."""
         measures = self.stage_kind.measures

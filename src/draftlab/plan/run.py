@@ -374,7 +374,9 @@ def _choose(
             remedy = f"it exists at {scales}" if scales else "run it at a scale that names it in workflow/scales/*.yaml"
         elif missing := sorted(_needed(at_scale[name], run) - datasets):
             what = f"{name} needs dataset {', '.join(missing)}; this run has {', '.join(sorted(datasets))}"
-            remedy = "add its raw files, or leave the experiment out"
+            remedy = "leave the experiment out"
+            if not run.dataset:
+                remedy += ", or name it in `data.datasets` of --config sizes=FILE; with raw=, add its files"
         else:
             continue
         raise UserError(what, file="--config experiments", remedy=remedy)

@@ -95,7 +95,7 @@ def _digest(experiment: str, table: Path, scale: str) -> str:
     modules += ["report.findings", *([f"stages.{known.stage}"] if known else [])]
     code = plan.code_digest(*(f"draftlab.{module}" for module in modules))
     printed = [path.read_bytes() for path in sorted(published.FOLDER.glob("*.csv"))]
-    shown = known and (known.finding, known.layout, known.figure, known.view, dict(known.stage_kind.measures))
+    shown = known and known.shown
     return hashlib.sha256(b"".join([table_bytes(table), *printed, f"{code} {scale} {shown}".encode()])).hexdigest()[:16]
 
 
