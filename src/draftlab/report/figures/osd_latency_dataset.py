@@ -42,12 +42,11 @@ def draw(table: pd.DataFrame, scale: str, published: Published, costs: bool = Fa
     if costs:
         figure, axes = panels(1, 2, height=0.7 + 0.11 * len(contenders) * len(datasets), sharey=True)
         tokens = ratio_table(drafts, "tokens", "blocks", KEYS).set_index(KEYS)
-        sums = drafts.groupby(KEYS)[["tokens", "predicted_steps"]].sum()
-        predicted = sums["tokens"] / sums["predicted_steps"]
         axes[0, 0].set(xlabel="tokens per target call")
     else:
         figure, axes = panels(1, 1, width=COLUMN + 1.2, height=0.7 + 0.4 * len(datasets))
     ax, spread = axes[0, -1], 0.7 if costs else 0.5
+    is_predicted = costs and "predicted_steps" in drafts  # where an experiment probed the costs
     for place, dataset in enumerate(datasets):
         rows = speedups[speedups["dataset"] == dataset].set_index("contender")
         for low, high in rows.loc[rows.index == AGAIN, ["ci_low", "ci_high"]].to_numpy():
@@ -57,7 +56,10 @@ def draw(table: pd.DataFrame, scale: str, published: Published, costs: bool = Fa
             marks(ax, rows.loc[rows.index == contender], y, look(contender, number))
             if costs:
                 marks(axes[0, 0], tokens.loc[[(dataset, contender)]], y, look(contender, number))
-                diamonds(ax, [predicted[dataset, contender]], [y], "predicted from costs")
+            if is_predicted:
+                own = drafts[(drafts["dataset"] == dataset) & (drafts["contender"] == contender)]
+                ratio = own["tokens"].sum() / own["predicted_steps"].sum()
+                diamonds(ax, [ratio], [y], "predicted from costs")
         if not costs:
             printed = published.of("T3.speedup_by_dataset", dataset=dataset)
             diamonds(ax, printed["value"], [place] * len(printed), "printed (both pairs)")
