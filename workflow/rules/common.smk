@@ -63,7 +63,9 @@ def timed_job(job):
     name = (
         os.path.relpath(job.log[0], LOGS).removesuffix(".log") if job.log else made_by
     )
-    return times.TimedJob(name, made_by, made_by in STAGES and STAGES[made_by].exclusive)
+    return times.TimedJob(
+        name, made_by, made_by in STAGES and STAGES[made_by].exclusive
+    )
 
 
 def longest_first(pattern, base=0):
