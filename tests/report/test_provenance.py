@@ -120,7 +120,8 @@ def test_a_cell_names_its_models(tmp_path):
         _write(model / f"{part}.safetensors", text)
     _write(model / "model.safetensors.index.json", {"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}})
     write_cell(cell, pd.DataFrame({"a": [1]}), {"settings": {}}, models=[model, Path("vicuna-7b")])
-    whole = hashlib.sha256(b"onetwo").hexdigest()
+    of_parts = "\n".join(hashlib.sha256(part).hexdigest() for part in (b"one", b"two"))
+    whole = hashlib.sha256(of_parts.encode()).hexdigest()
     assert read_json(cell / "run.json")["inputs"] == {"models": {"models/target": whole, "vicuna-7b": None}}
 
 
