@@ -84,7 +84,13 @@ rule paper_figures:
         ),
         code=code(
             *(f"report.figures.{drawn_by(name)}" for name in PUBLISHED),
+            *{
+                f"stages.{RUN.at_scale[name].stage}"
+                for name in PUBLISHED
+                if name in RUN.at_scale
+            },
             "report.figures.batch",
+            "report.findings",
         ),
     shell:
         r"""

@@ -46,7 +46,7 @@ def test_published_figures_are_redrawn_from_their_tables_and_nothing_is_trained(
 
 @pytest.mark.parametrize("scale", PUBLISHED)
 def test_the_published_figures_of_every_scale_need_no_model_and_no_data(checkout, scale):
-    assert set(jobs(snakemake(checkout, "-n", "paper_figures", "--config", f"scale={scale}"))) == {"paper_figures"}
+    assert set(jobs(snakemake(checkout, "-n", "paper_figures", "--config", f"scale={scale}"))) <= {"paper_figures"}
 
 
 @pytest.mark.slow
@@ -64,11 +64,15 @@ def test_every_published_table_is_printed_from_the_rows_beside_it(scale, tmp_pat
     ] == []
 
 
-def test_an_edit_of_one_figure_and_a_new_table_redraw_these_two_and_nothing_else_is_done(checkout, redrawn):
+def test_an_edit_of_a_stage_or_figure_and_a_new_table_redraw_what_they_change_and_nothing_else(checkout, redrawn):
     code = checkout / "src/draftlab/report/figures/mdss_cone.py"
     table = checkout / "paper_figures/laptop/data/mdss_region.csv.gz"
-    kept = {path: path.read_bytes() for path in (code, table)}
+    stage = checkout / "src/draftlab/stages/cone.py"
+    kept = {path: path.read_bytes() for path in (code, table, stage)}
     try:
+        stage.write_bytes(kept[stage] + b"\nEXTRA = 1\n")
+        assert set(jobs(snakemake(checkout, "-n", "paper_figures"))) == {"paper_figures"}
+        stage.write_bytes(kept[stage])
         code.write_bytes(kept[code] + b"\nEXTRA = 1\n")
         table.write_bytes(gzip.compress(gzip.decompress(kept[table]).rsplit(b"\n", 2)[0] + b"\n"))
         snakemake(checkout, "paper_figures")
