@@ -237,11 +237,8 @@ def _timed(pair: Pair, settings: TimedServing, draft: Sizes, answer: int) -> int
     target = model_of(pair, "target")
     if target is None:
         return None
-    rows, dtype, length = (
-        max(settings.batch, settings.update_interval + settings.replay),
-        pair.answers.dtype,
-        _context(pair, target.sizes),
-    )
+    rows = max(settings.batch, settings.update_interval + settings.replay)
+    dtype, length = pair.answers.dtype, _context(pair, target.sizes)
     if isinstance(settings, Medusa):
         return heads(target.sizes, dtype, draft, len(settings.widths), rows, length, answer)
     if not isinstance(settings, BreakEven) or (larger := model_of(pair, settings.larger)) is None:
