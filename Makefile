@@ -30,8 +30,8 @@ smoke: .venv/ready  ## the whole pipeline at its smallest sizes
 	snakemake --cores all --config scale=smoke
 	draftlab summary --config scale=smoke
 
-rehearse: .venv/ready  ## scale=paper itself on a CPU, from a hub served on this machine: small random models and a few rows, everything else unchanged
-	set -f; python -m rehearsal $(if $(CONFIG),--config $$CONFIG)
+rehearse: .venv/ready  ## scale=paper itself on a CPU (DEVICE=cuda: on a GPU), from a hub served on this machine: small random models and a few rows, everything else unchanged
+	set -f; python -m rehearsal --device $(or $(DEVICE),cpu) $(if $(CONFIG),--config $$CONFIG)
 
 test: .venv/ready  ## the fast tests and one end-to-end run at scale=smoke
 	pytest $(IN_TURNS) -m "not slow and not faults and not slurm and not fuzz and not server and not gpu"

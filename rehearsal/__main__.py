@@ -1,4 +1,4 @@
-"""``python -m rehearsal``: write the repositories of a hub, serve them, and run ``scale=paper`` from there on this machine's CPU."""
+"""``python -m rehearsal``: write the repositories of a hub, serve them, and run ``scale=paper`` from there on this machine."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import yaml
 
 from draftlab import plan
 from draftlab.cli import exit_on_error
+from draftlab.core.settings import Device
 from draftlab.data import registry
 from draftlab.errors import UserError
 from draftlab.latency.sizes import known_models
@@ -44,8 +45,11 @@ ROWS = {
     "wmt16": (4548885, 2169),
 }
 """Rows of the datasets on the hub, train and the split that is held out."""
+CUDA: dict[Device, str] = {
+    "cpu": "CUDA: its kernels, its memory, several GPUs, and the speed of anything (every time in these tables is of a toy)",
+    "cuda": "the speed of anything (every time in these tables is of a toy), the memory of real models, and several GPUs",
+}
 NOT_SHOWN = (
-    "CUDA: its kernels, its memory, several GPUs, and the speed of anything (every time in these tables is of a toy)",
     "peak memory, disk and download of the real models: `draftlab plan --config scale=paper` computes them",
     "the real weights: numbers of these tables mean nothing, and verdicts on them neither",
     "files of the real repositories that differ from these: layouts were written after what is known of them",
@@ -78,10 +82,13 @@ def _repository(key: str, files: dict[str, bytes], revision: str, fault: str = "
     return Repository(files, branches=(revision or "main",), fault=fault)
 
 
-def rehearse(cores: int = 2, config: tuple[str, ...] = (), keep: bool = False) -> None:
+def rehearse(
+    cores: int = 2, config: tuple[str, ...] = (), keep: bool = False, device: Device = "cpu", gpus: int = 1
+) -> None:
     """Run ``scale=paper`` with the sizes of a rehearsal.
 
     ``config``: further values of ``--config``, such as experiments=osd_offline. ``keep``: continue from the files of an earlier rehearsal.
+    ``gpus``: jobs that may use a GPU at the same time; with CUDA_VISIBLE_DEVICES=0, all of them use the first.
     """
     values = dict(word.partition("=")[::2] for word in config)
     if taken := sorted({"scale", "name", "sizes"} & values.keys()):
@@ -92,7 +99,7 @@ def rehearse(cores: int = 2, config: tuple[str, ...] = (), keep: bool = False) -
         shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "sizes.yaml"
-    file.write_text(yaml.safe_dump(sizes(whole), sort_keys=False))
+    file.write_text(yaml.safe_dump(sizes(whole, device), sort_keys=False))
     run = plan.load_run({**values, "scale": "paper", "name": NAME, "sizes": str(file)}, plan.WORKFLOW)
     _log(f"{len(run.experiments)} of {len(whole.experiments)} experiments of scale=paper; writing the hub")
     with serve(repositories(run), TOKEN) as hub:
@@ -101,14 +108,15 @@ def rehearse(cores: int = 2, config: tuple[str, ...] = (), keep: bool = False) -
         environment |= {"NO_PROXY": "127.0.0.1"}
         environment = {key: value for key, value in environment.items() if key not in ("HF_TOKEN", "HF_HUB_OFFLINE")}
         _check_gates(run, environment)
-        command = ["snakemake", "--cores", str(cores), "--keep-going", "--config", "scale=paper"]
-        command += [f"name={NAME}", f"sizes={file}", *config]
+        command = ["snakemake", "--cores", str(cores), "--keep-going", "--resources", f"gpu={gpus}", "exclusive=1"]
+        command += ["--config", "scale=paper", f"name={NAME}", f"sizes={file}", *config]
         done = subprocess.run(command, env=environment | {"HF_TOKEN": TOKEN})
         counts = dict(sorted(Counter(request.status for request in hub.requests).items()))
         _log(
             f"the hub answered {len(hub.requests)} requests, by status {counts}; {hub.broken} answers broke in their middle"
         )
     _print_results(run, whole, time.monotonic() - began)
+    print("A rehearsal cannot show:", *(f"* {line}" for line in (CUDA[device], *NOT_SHOWN)), sep="\n")
     if done.returncode:
         raise UserError(
             "the rehearsal failed: see the jobs above", remedy="repair what they name, and go on with --keep"
@@ -157,7 +165,6 @@ def _print_results(run: Run, whole: Run, seconds: float) -> None:
     ):
         if missing:
             _log(f"{what}: {', '.join(missing)}")
-    print("A rehearsal cannot show:", *(f"* {line}" for line in NOT_SHOWN), sep="\n")
 
 
 if __name__ == "__main__":

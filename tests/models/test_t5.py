@@ -18,6 +18,8 @@ from draftlab.core.sampling import Sampling
 from draftlab.data.prompts import Prompt
 from draftlab.engine.generate import generate
 from draftlab.engine.recording import load_pass
+from draftlab.engine.replay import replay
+from draftlab.engine.replay_lengths import cut, draft_everywhere
 from draftlab.engine.settings import Recipe
 from draftlab.engine.speculate import speculate
 from draftlab.errors import UserError
@@ -84,6 +86,17 @@ def test_greedy_text_is_the_targets_own(results: Path) -> None:
             draft_sampling=Sampling(1.0) if "num_drafts" in settings else None, **settings,  # type: ignore[arg-type]
         )  # fmt: skip
         assert [trace.answer_ids for trace in found.traces] == plain
+
+
+def test_drafting_everywhere_gives_the_blocks_of_replay(results: Path) -> None:
+    """Its encoder reads the prompt alone, and the answer is its decoder's."""
+    _, draft = models(results)
+    recorded = load_pass(results / "answers/toy.eval")
+    drafted = draft_everywhere(draft, recorded, 3)
+    walked, blocks = replay(draft, recorded, 3), cut(drafted, drafted.fixed(3))
+    assert blocks.blocks.tolist() == walked.blocks.tolist()
+    assert blocks.accepted.tolist() == walked.accepted.tolist()
+    assert 0 < blocks.accepted.sum() < blocks.drafted.sum()
 
 
 def emitted(results: Path, distribution_of: float) -> Iterator[tuple[Tensor, int]]:

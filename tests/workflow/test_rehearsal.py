@@ -16,15 +16,16 @@ import yaml
 from safetensors.torch import save
 
 from draftlab import plan
+from draftlab.core.settings import Device
 from draftlab.errors import UserError
 from rehearsal import models
 from rehearsal.__main__ import rehearse
 from rehearsal.hub import Repository, serve
-from rehearsal.sizes import AMOUNTS, CAPS, DEVICE, sizes
+from rehearsal.sizes import AMOUNTS, CAPS, DEVICES, sizes
 from tests.conftest import ROOT
 
 COMMIT = "236eeeab96f0dc2e463f2bebb7bb49809279c6d6"
-SIZED = {*AMOUNTS, *CAPS, *DEVICE, "seed", "gates", "threads", "arena"}
+SIZED = {*AMOUNTS, *CAPS, "seed", "gates", "threads", "arena"}
 
 
 def changed(one: Any, other: Any, key: str = "") -> set[str]:
@@ -34,14 +35,15 @@ def changed(one: Any, other: Any, key: str = "") -> set[str]:
     return set() if one == other else {key}
 
 
-def test_a_rehearsal_has_the_pairs_experiments_and_cells_of_the_scale(tmp_path: Path) -> None:
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_rehearsal_has_the_pairs_experiments_and_cells_of_the_scale(tmp_path: Path, device: Device) -> None:
     whole = plan.load_run({"scale": "paper"}, plan.WORKFLOW)
-    (tmp_path / "sizes.yaml").write_text(yaml.safe_dump(sizes(whole), sort_keys=False))
+    (tmp_path / "sizes.yaml").write_text(yaml.safe_dump(sizes(whole, device), sort_keys=False))
     run = plan.load_run({"scale": "paper", "sizes": str(tmp_path / "sizes.yaml")}, plan.WORKFLOW)
     assert run.settings.data.train_requests("arena") < whole.settings.data.train_requests("arena") / 100
     assert (
         changed(whole.settings.model_dump(exclude={"experiments"}), run.settings.model_dump(exclude={"experiments"}))
-        <= SIZED
+        <= SIZED | DEVICES[device].keys()
     )
     assert list(run.experiments) == list(whole.experiments)
     assert len(run.experiments) > 30
@@ -53,7 +55,7 @@ def test_a_rehearsal_has_the_pairs_experiments_and_cells_of_the_scale(tmp_path: 
             assert [own.labels for own in variants] == [own.labels for own in first]
             for own, other in zip(variants, first, strict=True):
                 assert type(own.settings) is type(other.settings)
-                assert changed(own.settings.model_dump(), other.settings.model_dump()) <= SIZED
+                assert changed(own.settings.model_dump(), other.settings.model_dump()) <= SIZED | DEVICES[device].keys()
 
 
 def test_a_rehearsal_of_another_scale_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

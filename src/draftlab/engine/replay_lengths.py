@@ -128,12 +128,12 @@ def prefill_everywhere(
     decoder: Decoder, prompt: Sequence[int], answer: Sequence[int], room: int, places: Sequence[int]
 ) -> tuple[Cache, Int64[Tensor, " places"]]:
     """A cache with one row for each of these places of an answer, which has read the text before it except the last token; and this token."""
-    text = [*prompt, *answer]
-    cache, last = decoder.prefill([text], room)
-    lengths = [len(prompt) + place - 1 for place in places]
-    cache.take([0] * len(lengths))
-    cache.crop(lengths)
-    return cache, torch.tensor([text[length] for length in lengths], device=last.device)
+    cache, last = decoder.prefill([prompt], room + len(answer))
+    begin, text = cache.lengths[0], torch.cat([last, torch.tensor(answer, device=last.device)])
+    cache.extend(text[None, :-1])
+    cache.take([0] * len(places))
+    cache.crop([begin + place for place in places])
+    return cache, text[list(places)]
 
 
 def cut(drafted: Drafted, lengths: Int64[np.ndarray, " positions"], asks: bool = False) -> BlockCounts:
