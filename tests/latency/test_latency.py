@@ -351,6 +351,10 @@ def test_summary_of_known_times() -> None:
     assert found["quiet"]
     shaken = rows.assign(seconds=rows["seconds"] * [1, 1.3, 0.8, 1])
     assert not summarise(shaken)["quiet"].item()
+    rows = pd.DataFrame([row | {"block": block} for block in range(9)])
+    for name, times in (("plain_before_seconds", 10), ("seconds", 2)):  # one interruption hardly moves the quartiles
+        interrupted = rows.assign(**{name: rows[name] * [times, *[1] * 8]})
+        assert not summarise(interrupted)["quiet"].item()
 
 
 # --- bad input ---------------------------------------------------------------------------------------------------

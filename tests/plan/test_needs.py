@@ -222,6 +222,24 @@ def test_fair_updates_take_as_long_as_online_ones_whatever_the_batch() -> None:
     assert len(taken) == 1
 
 
+def test_the_target_writes_along_only_where_each_token_is_drawn() -> None:
+    """Of whole answers, its half is recorded. Its own writing costs more than scoring what the draft wrote."""
+    planned, card = run(experiments="osd_offline"), GPUS["a100-80"]
+    cell = next(iter(planned.cells("osd_offline").values()))
+    taken = {
+        v.settings.sample_source: hours._learning(planned, v.settings, card, 256)
+        for v in cell
+        if v.settings.loss != "none"
+    }
+    pair = planned.settings.pairs["main"]
+    sizes = needs.model_of(pair, "target").sizes  # type: ignore[union-attr]
+    count = 2 * planned.settings.data.train_requests("spider")
+    written = answering(card, sizes, "float16", count, 32, 256, 128)
+    scored = -(-count // 32) * reading(card, sizes, 32, 256 + 128)
+    assert taken["mix_token"] - taken["student"] == pytest.approx(written - scored)
+    assert taken["teacher"] < taken["mix_request"] < taken["student"]
+
+
 def test_one_pair_may_ask_for_a_gpu(tmp_path: Path) -> None:
     (tmp_path / "sizes.yaml").write_text("needs: {answer.multidraft: {gpu: 1}}\n")
     planned = plan.load_run({"scale": "smoke", "sizes": str(tmp_path / "sizes.yaml")}, WORKFLOW)

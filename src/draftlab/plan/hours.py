@@ -150,10 +150,13 @@ def _offline(run: Run, settings: Offline, card: Card, prompt: int, target: Sizes
     total += (1 + settings.probes * settings.epochs) * _replaying(run, card, draft, text)
     if count and settings.sample_source not in RECORDED:
         at_once = min(settings.sample_batch, settings.batch)
+        if settings.sample_source == "mix_request":  # the target's half of the answers is recorded
+            count, at_once = math.ceil(count / 2), math.ceil(at_once / 2)
         total += answering(card, draft, "float32", count, at_once, prompt, new)
-        total += math.ceil(count / at_once) * reading(card, target, at_once, text)
-        if settings.sample_source != "student":  # the target writes a part of a mixture
+        if settings.sample_source == "mix_token":  # the target reads along and needs no further pass to score the text
             total += answering(card, target, answers.dtype, count, at_once, prompt, new)
+        else:
+            total += math.ceil(count / at_once) * reading(card, target, at_once, text)
     if settings.live:
         total += answering(card, target, answers.dtype, data.eval, AT_ONCE, prompt, new)
     return total

@@ -35,6 +35,8 @@ ALL_COSTS = (*EQ1, "verify_ratio")
 """The columns that determine the speed-up by Eq. 1, and with the measured cost of verification."""
 QUIET = 0.10
 """A cell whose block ratios have an interquartile range over this (relative to their median) is marked as not quiet."""
+INTERRUPTED = 1.5
+"""So is a cell with a block whose ratio is this many times the median, or the median this many times the ratio: something else ran meanwhile."""
 
 
 class Settings(Engine):
@@ -127,7 +129,7 @@ def measure(target: LatencyBackend, draft: LatencyBackend, settings: Settings) -
 
     A block runs plain steps, ``rounds`` of speculation, probes of one verification and of draft steps, and plain steps
     again; ratios are taken inside a block, so a machine that slows down for a second slows all of them. The cells' blocks
-    are interleaved. A cell whose block ratios scatter (IQR over ``QUIET``) is measured again, at most ``ATTEMPTS`` times.
+    are interleaved. A cell whose block ratios scatter (``QUIET``, ``INTERRUPTED``) is measured again, at most ``ATTEMPTS`` times.
     """
     import numpy as np
     import pandas as pd
@@ -239,8 +241,10 @@ def summarise(rows: pd.DataFrame) -> pd.DataFrame:
     """
     cells = block_ratios(rows).groupby(["alpha", "draft_len"])
     medians = cells[["speedup", "cost_ratio", "verify_ratio"]].median()
-    spread = cells["speedup"].quantile(0.75) - cells["speedup"].quantile(0.25)
-    summary = medians.assign(quiet=spread / medians["speedup"] <= QUIET).reset_index()
+    speedups, median = cells["speedup"], medians["speedup"]
+    spread = (speedups.quantile(0.75) - speedups.quantile(0.25)) / median
+    is_even = (speedups.max() <= INTERRUPTED * median) & (median <= INTERRUPTED * speedups.min())
+    summary = medians.assign(quiet=(spread <= QUIET) & is_even).reset_index()
     return summary.assign(
         eq1=_by_row(theory.speedup, summary, *EQ1), calibrated=_by_row(theory.speedup, summary, *ALL_COSTS)
     )
