@@ -17,6 +17,7 @@ from torch import Tensor
 from draftlab.engine.recording import TargetPass
 from draftlab.errors import UserError
 from draftlab.models import Cache, Decoder, LanguageModel
+from draftlab.models.hf import HubModel
 from draftlab.models.llama import LlamaCache
 from draftlab.models.lookup import LookupCache
 
@@ -128,12 +129,18 @@ def prefill_everywhere(
     decoder: Decoder, prompt: Sequence[int], answer: Sequence[int], room: int, places: Sequence[int]
 ) -> tuple[Cache, Int64[Tensor, " places"]]:
     """A cache with one row for each of these places of an answer, which has read the text before it except the last token; and this token."""
-    cache, last = decoder.prefill([prompt], room + len(answer))
-    begin, text = cache.lengths[0], torch.cat([last, torch.tensor(answer, device=last.device)])
-    cache.extend(text[None, :-1])
+    if (
+        isinstance(decoder, HubModel) and decoder.is_encoder_decoder
+    ):  # its encoder reads the prompt, and its cache holds the answer
+        cache, first = decoder.prefill([prompt], room + len(answer))
+        begin, text = 0, [int(first), *answer]
+        cache.extend(torch.tensor([text[:-1]], device=first.device))
+    else:
+        begin, text = len(prompt) - 1, [*prompt, *answer]
+        cache, first = decoder.prefill([text], room)
     cache.take([0] * len(places))
     cache.crop([begin + place for place in places])
-    return cache, text[list(places)]
+    return cache, torch.tensor([text[begin + place] for place in places], device=first.device)
 
 
 def cut(drafted: Drafted, lengths: Int64[np.ndarray, " positions"], asks: bool = False) -> BlockCounts:
