@@ -129,9 +129,9 @@ def prefill_everywhere(
     decoder: Decoder, prompt: Sequence[int], answer: Sequence[int], room: int, places: Sequence[int]
 ) -> tuple[Cache, Int64[Tensor, " places"]]:
     """A cache with one row for each of these places of an answer, which has read the text before it except the last token; and this token."""
-    if (
-        isinstance(decoder, HubModel) and decoder.is_encoder_decoder
-    ):  # its encoder reads the prompt, and its cache holds the answer
+    cache: Cache
+    if isinstance(decoder, HubModel) and decoder.is_encoder_decoder:
+        # The encoder reads the prompt; the cache holds the answer.
         cache, first = decoder.prefill([prompt], room + len(answer))
         begin, text = 0, [int(first), *answer]
         cache.extend(torch.tensor([text[:-1]], device=first.device))
