@@ -13,27 +13,26 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import torch
 import tyro
 import yaml
 
 from benchmarks import markdown_table
+from benchmarks.memory import random_model
 from draftlab.cli import exit_on_error
 from draftlab.core.settings import Device
 from draftlab.engine.answers import Answer
 from draftlab.errors import UserError
 from draftlab.files.json_files import read_jsonl
 from draftlab.latency.shapes import architecture_of
-from draftlab.latency.sizes import Sizes
 from draftlab.plan.hours import GPUS, Card, seconds
 from draftlab.plan.needs import jobs
 from draftlab.plan.run import Run, run_of
 from draftlab.plan.scale import Gpu
 from draftlab.plan.times import FILE, read_times
 from draftlab.stages import STAGES
-from rehearsal.models import tokenizers
+from rehearsal.models import VOCABULARY, tokenizers
 
 DATASET = "gsm8k"
 METHODS = {
@@ -47,32 +46,14 @@ METHODS = {
 """A variant of each kind of work: learning from recorded answers, from the draft's own, and from mixtures."""
 
 
-def write_model(sizes: Sizes, files: dict[str, bytes], dtype: torch.dtype, device: Device, folder: Path) -> None:
-    """Random weights in the Hugging Face layout. Tokens that the tokenizer does not know, and the end of a text, are never the likeliest."""
-    import transformers
-
-    shape: dict[str, Any] = {
-        "hidden_size": sizes.hidden,
-        "intermediate_size": sizes.ffn,
-        "num_hidden_layers": sizes.layers,
-    }
-    shape |= {"num_attention_heads": sizes.heads, "num_key_value_heads": sizes.kv_heads, "vocab_size": sizes.vocab}
-    config = transformers.LlamaConfig(
-        **shape, max_position_embeddings=sizes.context, tie_word_embeddings=False, bos_token_id=1, eos_token_id=2
-    )
-    torch.manual_seed(0)
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    with torch.device(device):
-        network = transformers.LlamaForCausalLM(config)
-    torch.set_default_dtype(before)
-    folder.mkdir(parents=True)
-    for name, data in files.items():
-        (folder / name).write_bytes(data)
-    known = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+def write_model(name: str, files: dict[str, bytes], dtype: str, device: Device, folder: Path) -> None:
+    """Random weights beside a tokenizer's files. Tokens that it does not know, and the end of a text, are never the likeliest."""
+    model = random_model(architecture_of(name), dtype, device)
     with torch.no_grad():
-        network.lm_head.weight[[2, *range(len(known), sizes.vocab)]] = 0
-    network.save_pretrained(folder)
+        model.head[[2, *range(VOCABULARY, model.vocab_size)]] = 0
+    model.save(folder)
+    for file, data in files.items():
+        (folder / file).write_bytes(data)
 
 
 def run_rules(target: str, draft: str, requests: int, device: Device, card: Card) -> list[list[str]]:
@@ -90,9 +71,8 @@ def run_rules(target: str, draft: str, requests: int, device: Device, card: Card
     }
     with TemporaryDirectory() as temporary:
         folder, files = Path(temporary), tokenizers()["llama"]
-        half = torch.float16 if device == "cuda" else torch.float32
-        write_model(architecture_of(target), files, half, device, folder / "target")
-        write_model(architecture_of(draft), files, torch.float32, device, folder / "draft")
+        write_model(target, files, "float16" if device == "cuda" else "float32", device, folder / "target")
+        write_model(draft, files, "float32", device, folder / "draft")
         torch.cuda.empty_cache()
         shutil.rmtree("results/hours", ignore_errors=True)
         sizes = Path("results/hours.yaml")

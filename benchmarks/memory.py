@@ -90,14 +90,14 @@ def print_measured(job: str, name: str, how: tuple[int, ...], device: Device) ->
     print(json.dumps(asdict(measure(job, name, how, device))))
 
 
-def _model(name: str, dtype: str, device: Device) -> Llama:
+def random_model(sizes: Sizes, dtype: str, device: Device) -> Llama:
     """A model with random weights, made on the device."""
     import torch
 
     from draftlab.latency.shapes import llama_config
     from draftlab.models.llama import Llama
 
-    config = llama_config(SIZES[name])
+    config = llama_config(sizes)
     model = Llama(config, torch.device("meta")).to(getattr(torch, dtype)).to_empty(device=device)
     for weight in model.parameters():
         torch.nn.init.ones_(weight)
@@ -118,7 +118,7 @@ def _run(job: str, name: str, how: tuple[int, ...], device: Device) -> float:
 
     clock = clock_of(device)
     if job == "decoding":
-        model = _model(name, _dtype(device), device)
+        model = random_model(SIZES[name], _dtype(device), device)
         rows, prompt, new = how
         requests = [(str(row), [3] * prompt) for row in range(rows)]
         began = clock()
@@ -130,8 +130,8 @@ def _run(job: str, name: str, how: tuple[int, ...], device: Device) -> float:
     ids = torch.arange(64, dtype=torch.int32).repeat(batch * answer, 1)
     seen = TargetPass(answers, Sampling(0.0), SIZES[name].vocab, kept, ids, 0)
     given = {"learning_rate": 1e-5, "batch": batch, "micro_batch": rows, "autocast": device == "cuda", "device": device}
-    target = _model(TARGET, _dtype(device), device) if job == "beside a target" else None
-    scene = Scene(_model(name, "float32", device), seen, target, answer, (), AT_ONCE if target else None)
+    target = random_model(SIZES[TARGET], _dtype(device), device) if job == "beside a target" else None
+    scene = Scene(random_model(SIZES[name], "float32", device), seen, target, answer, (), AT_ONCE if target else None)
     times: list[float] = []
     train(
         scene,
