@@ -33,6 +33,7 @@ from draftlab.models.cores import can_pin, pinned, usable
 from draftlab.models.gguf import export
 from draftlab.models.llama_cpp import LlamaCpp
 from draftlab.stages import (
+    latency_alpha,
     latency_branches,
     latency_cost,
     latency_interference,
@@ -167,12 +168,22 @@ def test_plain_steps_are_timed_when_they_have_settled() -> None:
 
 
 class Building(Clockwork):
-    """A call of another size takes 5 ms more: the engine builds its graph again."""
+    """The first two calls of another size take 5 ms more: the engine runs step by step, then records a graph."""
+
+    calls = 0
+
+    def _build(self, tokens: int) -> None:
+        self.calls = self.calls + 1 if tokens == self.size else 1
+        self.hands[0] += 0.005 * (self.calls <= 2)
+        self.size = tokens
 
     def greedy(self, tokens: Sequence[int]) -> np.ndarray:
-        self.hands[0] += 0.005 * (len(tokens) != self.size)
-        self.size = len(tokens)
+        self._build(len(tokens))
         return super().greedy(tokens)
+
+    def probe(self, tokens: int) -> None:
+        self._build(tokens)
+        super().probe(tokens)
 
 
 def test_a_graph_is_built_before_the_clock_starts() -> None:
@@ -184,6 +195,14 @@ def test_a_graph_is_built_before_the_clock_starts() -> None:
     resume(target, text[:3])
     run = decode_scheduled(target, draft, text, 4, [3], 3)
     assert run.verify_seconds == pytest.approx(0.010)
+    rows = calibrate(Building(hands, 0.010), Building(hands, 0.001), [100], [1], [2, 6], blocks=2)
+    for name, seconds in {"plain_before_seconds": 0.010, "verify_seconds": 0.010, "draft_seconds": 0.001}.items():
+        np.testing.assert_allclose(rows[name], seconds)
+    text = list(range(latency_alpha.PROMPT + 40))
+    for plan, draft_len in (([2, 2, 1], 3), ([1, 1, 1], 1)):  # in the second, the draft reads two tokens at a time
+        block = latency_alpha.measure_block(Building(hands, 0.010), Building(hands, 0.001), text, plan, draft_len)
+        assert block["verify_probe_seconds"] == pytest.approx(2 * 0.010)
+        assert block["draft_probe_seconds"] == pytest.approx(6 * 0.001)
 
 
 class Slowing(Clockwork):

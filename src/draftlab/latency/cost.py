@@ -13,13 +13,14 @@ import numpy as np
 import pandas as pd
 
 from draftlab.engine.loop import Timed, steps
+from draftlab.latency.controlled import UNTIMED
 from draftlab.latency.lookup import SURE, LookupBackend
 from draftlab.latency.loop import Alone
 from draftlab.models.backend import LatencyBackend
 from draftlab.progress import progress
 
-REPEATS = 3
-"""Blocks in a row. The first is not counted, because the engine changes the shape of its calls in it."""
+COUNTED = 2
+"""Blocks in a row whose time counts, after ``UNTIMED`` in which the engine changes the shape of its calls."""
 PLAIN, SETTLED = 12, 4
 """Plain steps in a row, and how many are not counted: over the first few, the target's weights return to the processor's caches."""
 
@@ -129,9 +130,9 @@ def _plain_step(target: LatencyBackend) -> float:
 
 
 def _in_a_row(*calls: tuple[LatencyBackend, int, int]) -> list[float]:
-    """The mean seconds of each of the ``calls`` of ``_timed``, over all repeats except the first."""
-    times = [[_timed(*call) for call in calls] for _ in range(REPEATS)]
-    return [float(mean) for mean in np.mean(times[1:], axis=0)]
+    """The mean seconds of each of the ``calls`` of ``_timed``, over the repeats that count."""
+    times = [[_timed(*call) for call in calls] for _ in range(UNTIMED + COUNTED)]
+    return [float(mean) for mean in np.mean(times[UNTIMED:], axis=0)]
 
 
 def _timed(backend: LatencyBackend, tokens: int, steps: int) -> float:

@@ -173,7 +173,7 @@ def measure_block(
     target: LatencyBackend, draft: LatencyBackend, text: list[int], plan: list[int], draft_len: int
 ) -> dict[str, float]:
     """Seconds and steps of one block: plain steps, the speculative rounds of ``plan``, probes, plain steps."""
-    from draftlab.latency.controlled import decode_scheduled, plain_steps
+    from draftlab.latency.controlled import UNTIMED, decode_scheduled, plain_steps
     from draftlab.latency.loop import resume
 
     clock = target.clock()
@@ -189,6 +189,9 @@ def measure_block(
         started = clock()
         target.greedy(verified)
         verify_seconds += clock() - started
+    for _ in range(UNTIMED):
+        draft.trim(PROMPT - 1)
+        draft.greedy([last])
     draft.trim(PROMPT - 1)
     started = clock()
     for _ in range(DRAFT_PROBES):
