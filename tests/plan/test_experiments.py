@@ -659,6 +659,13 @@ def test_a_loss_reaches_distillation_and_not_pretraining():
     assert not reads_losses("draftlab.engine.answers")
 
 
+def test_a_new_verifier_reruns_only_the_stages_that_choose_one_by_name():
+    """What draws from the registry must see it, and training must not: it would run again for a verifier that it cannot name."""
+    behind = {stage for stage in STAGES if "draftlab.core.verify" in digests.modules_behind(f"draftlab.stages.{stage}")}
+    assert behind >= {"acceptance", "live", "online_multidraft", "regime", "region"}
+    assert not behind & {"offline", "online", "medusa", "break_even", "replay_log", "tokens"}
+
+
 def test_what_a_run_was_given_plans_it_again(tmp_path):
     given = {"scale": "smoke", "raw": str(tmp_path), "name": "mine", "experiments": "osd_online"}
     run = plan.load_run(given, WORKFLOW)
