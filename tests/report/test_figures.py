@@ -207,7 +207,7 @@ def test_a_figure_without_rows_or_numbers_is_refused(tmp_path, monkeypatch, name
 
 
 def test_a_table_without_an_experiment_is_refused(known, tmp_path):
-    with pytest.raises(UserError, match="no layout for 'osd_nothing'"):
+    with pytest.raises(UserError, match="no experiment named 'osd_nothing'"):
         figures.draw("osd_nothing", pd.DataFrame({"a": [1, 2]}), "laptop", known, tmp_path / "x")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,8 @@ def read(path: Path, experiment: str | None = None) -> pd.DataFrame:
         raise no_column(error, path, experiment, rows, "`derive` of its stage") from None
 
 
-def no_column(error: KeyError, path: Path, experiment: str, columns: Iterable[str], asker: str) -> Exception:
-    """What to raise if ``asker`` asked for a column that is not among ``columns``, those of the table at ``path`` and perhaps derived ones.
+def no_column(error: KeyError, path: Path, experiment: str, rows: pd.DataFrame, asker: str) -> Exception:
+    """What to raise if ``asker`` asked for a column that ``rows``, the table at ``path`` and perhaps derived columns, do not have.
 
     It is the ``error`` itself if pandas did not raise it: then what is missing is no column.
     """
@@ -40,7 +40,7 @@ def no_column(error: KeyError, path: Path, experiment: str, columns: Iterable[st
     if any(repr(name) in str(error) for name in lost):
         remedy = "its stage writes one now: delete the table and run the experiment again; if it is published, `make publish`"
     else:
-        remedy = f"correct {asker}, which asks for it; there are {', '.join(columns)}"
+        remedy = f"correct {asker}, which asks for it; there are {', '.join(map(str, rows))}"
     return UserError(f"no column {error}", file=path, remedy=remedy)
 
 
