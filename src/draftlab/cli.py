@@ -199,6 +199,8 @@ def exit_on_error(call: Callable[[], object]) -> None:
             sys.exit(f"draftlab: error: {printable(str(error.filename))}: a folder, not a file (name a file in it)")
         if isinstance(error, NotADirectoryError):
             sys.exit(f"draftlab: error: {printable(str(error.filename))}: its folder is a file (name a folder)")
+        if isinstance(error, FileNotFoundError) and error.filename:
+            sys.exit(f"draftlab: error: {printable(str(error.filename))}: no such file or folder (check the path)")
         # For a full disk or a read-only folder, the system's message already names the file and the reason.
         what = printable(f"{error.strerror}: {error.filename or 'standard output'}")
         sys.exit(f"draftlab: error: {what} (free space or fix permissions, run again)")

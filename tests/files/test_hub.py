@@ -194,7 +194,11 @@ def test_an_error_that_is_not_the_systems_has_no_remedy_of_the_disk(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     said = []
-    errors = [OSError(20, "Not a directory", "file/x"), OSError(21, "Is a directory", "folder")]
+    errors = [
+        OSError(2, "No such file", "run/a.csv"),
+        OSError(20, "Not a directory", "file/x"),
+        OSError(21, "Is a directory", "folder"),
+    ]
     for error in (OSError("the hub\nis far"), OSError(28, "No space left on device", "out"), *errors):
 
         def fail(*_: object, error: OSError = error, **__: object) -> None:
@@ -208,6 +212,7 @@ def test_an_error_that_is_not_the_systems_has_no_remedy_of_the_disk(
     assert said == [
         r"draftlab: error: the hub\nis far",
         "draftlab: error: No space left on device: out (free space or fix permissions, run again)",
+        "draftlab: error: run/a.csv: no such file or folder (check the path)",
         "draftlab: error: file/x: its folder is a file (name a folder)",
         "draftlab: error: folder: a folder, not a file (name a file in it)",
     ]

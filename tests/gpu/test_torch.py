@@ -65,7 +65,7 @@ def test_speculation_leaves_greedy_text_as_it_is(results: Path, verifier: str) -
     if verifier == "traversal":
         drafts = {"num_drafts": 3, "draft_sampling": Sampling(1.0), "generator": torch.Generator("cuda").manual_seed(0)}
     done = speculate(
-        target, draft, PROMPTS, draft_len=3, max_new_tokens=12, eos_ids={2}, verifier=verifier,
+        target, draft, PROMPTS, draft_len=3, max_new_tokens=12, eos_ids={2}, verifier=VERIFIERS[verifier],
         sampling=Sampling(0.0), **drafts,
     )  # fmt: skip
     assert [trace.answer_ids for trace in done.traces] == generate(target, PROMPTS, max_new_tokens=12, eos_ids={2})

@@ -14,6 +14,8 @@ import torch
 from draftlab.conformance import Budget, check_distribution, check_samples
 from draftlab.core.sampling import Sampling, to_probs
 from draftlab.core.tree import Tree
+from draftlab.core.verify import VERIFIERS
+from draftlab.core.verify.specinfer import specinfer
 from draftlab.core.verify.typical import typical
 from draftlab.engine.generate import generate
 from draftlab.engine.recording import record
@@ -102,7 +104,7 @@ def test_sampled_text_follows_the_targets_distribution(verifier: str):
         while True:
             traces = speculate(
                 target, model, [prompt] * 256, draft_len=2, num_drafts=4, max_new_tokens=2, eos_ids=[],
-                verifier=verifier, sampling=sampling, generator=generator,
+                verifier=VERIFIERS[verifier], sampling=sampling, generator=generator,
             ).traces  # fmt: skip
             for first, second in (trace.answer_ids for trace in traces):
                 if first not in distributions:
@@ -187,7 +189,7 @@ def test_what_does_not_fit_is_refused():
         speculate(TARGET, model, PROMPTS, draft_len=3, num_drafts=2, **options)
     with pytest.raises(UserError, match="siblings in a tree are distinct"):
         speculate(
-            TARGET, model, PROMPTS, draft_len=2, num_drafts=2, verifier="specinfer", sampling=Sampling(1.0),
+            TARGET, model, PROMPTS, draft_len=2, num_drafts=2, verifier=specinfer, sampling=Sampling(1.0),
             generator=torch.Generator().manual_seed(0), **options,
         )  # fmt: skip
     with pytest.raises(UserError, match="widths"):

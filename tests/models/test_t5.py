@@ -15,6 +15,7 @@ from torch import Tensor
 from draftlab.conformance import Budget, check_samples
 from draftlab.core.losses import LOSSES
 from draftlab.core.sampling import Sampling
+from draftlab.core.verify.specinfer import specinfer
 from draftlab.data.prompts import Prompt
 from draftlab.engine.generate import generate
 from draftlab.engine.recording import load_pass
@@ -80,7 +81,7 @@ def test_greedy_text_is_the_targets_own(results: Path) -> None:
     target, draft = models(results)
     asked = prompts(results, 8)
     plain = generate(target, asked, max_new_tokens=ROOM, eos_ids=[2])
-    for settings in ({"draft_len": 3}, {"draft_len": 2, "num_drafts": 2, "verifier": "specinfer"}):
+    for settings in ({"draft_len": 3}, {"draft_len": 2, "num_drafts": 2, "verifier": specinfer}):
         found = speculate(
             target, draft, asked, max_new_tokens=ROOM, eos_ids=[2], generator=torch.Generator(),
             draft_sampling=Sampling(1.0) if "num_drafts" in settings else None, **settings,  # type: ignore[arg-type]

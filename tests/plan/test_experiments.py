@@ -221,8 +221,8 @@ NO_AXIS = "an axis is a list of values or a mapping from names to settings, with
         ({"figure": {"stream": {"printed": [{"clam": "T1"}]}}}, r"unknown key .*clam' \(allowed: claim, "),
         ({"figure": {"live": {"x": "num_drafts"}}}, "figure.live.xlabel is missing"),
         ({"figure": {"stream": {"window": 0}}}, "figure.stream.window: .*greater than 0"),
-        ({"figure": {}}, "figure: one form of curves, live, stream, gaps"),
-        ({"figure": {"stream": {}, "live": {"x": "a", "xlabel": "a"}}}, "figure: one form of"),
+        ({"figure": {}}, "figure: give exactly one of curves, live, stream, gaps"),
+        ({"figure": {"stream": {}, "live": {"x": "a", "xlabel": "a"}}}, "figure: give exactly one of"),
         ({"fixed": FIXED | {"inner": 5}}, "inner: give a mapping"),
         ({"fixed": FIXED | {"inner": [1, 2]}}, "inner: give a mapping"),
         ({"fixed": FIXED | {"inner": "hello"}}, "inner: give a mapping"),
@@ -659,6 +659,28 @@ def test_a_loss_reaches_distillation_and_not_pretraining():
     assert not reads_losses("draftlab.engine.answers")
 
 
+def test_a_new_verifier_reruns_only_the_stages_that_choose_one_by_name():
+    """What draws from the registry must see it, and training must not: it would run again for a verifier that it cannot name."""
+    behind = {stage for stage in STAGES if "draftlab.core.verify" in digests.modules_behind(f"draftlab.stages.{stage}")}
+    assert behind >= {"acceptance", "live", "online_multidraft", "regime", "region"}
+    assert not behind & {"offline", "online", "medusa", "break_even", "replay_log", "tokens"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "^FILE: give a mapping, not None"),
+        ("compute: {device: cuda, processes: 2}", "^FILE: compute.processes is 2, but"),
+        ("experiments: {osd_onlin: {}}", "^FILE:1: no experiment named 'osd_onlin' .allowed: .*osd_online"),
+    ],
+)
+def test_a_wrong_file_of_sizes_is_refused_in_the_users_words(tmp_path, text, message):
+    file = tmp_path / "sizes.yaml"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(UserError, match=message.replace("FILE", re.escape(str(file)))):
+        plan.load_run({"scale": "smoke", "sizes": str(file)}, WORKFLOW)
+
+
 def test_what_a_run_was_given_plans_it_again(tmp_path):
     given = {"scale": "smoke", "raw": str(tmp_path), "name": "mine", "experiments": "osd_online"}
     run = plan.load_run(given, WORKFLOW)
@@ -898,6 +920,9 @@ def test_a_run_on_your_own_prompts_does_what_answers_for_them_and_no_more(tmp_pa
         ({"measure": "speed"}, r":\d+: unknown measure 'speed' of offline \(allowed: alpha, "),
         ({"measure": "alpha", "also": [{"measure": "no"}]}, "unknown measure 'no' of offline"),
         ({"measure": "alpha", "x": "epcoh"}, r":\d+: no column 'epcoh' in the table of offline \(there are "),
+        ({"above": "overlp", "ylabel": "y"}, r":\d+: no column 'overlp' in the table of offline"),
+        ({"above": "overlap", "below": "visted", "ylabel": "y"}, "no column 'visted'"),
+        ({"measure": "alpha", "also": [["y", "overlap", "visted"]]}, "no column 'visted'"),
         ({"measure": "alpha", "panel": "at {tmp}"}, r":\d+: unknown placeholder {tmp} \(allowed: {dataset}, "),
         ({"measure": "alpha", "facts": ["at {tmp:g}"]}, r":\d+: unknown placeholder {tmp:g}"),
         ({"measure": "alpha", "series": "at {method"}, r":\d+: expected '}' before end of string: 'at {method'"),

@@ -16,7 +16,7 @@ from draftlab import plan
 from draftlab.errors import UserError
 from draftlab.plan.figure import Curves, StreamCurves
 from draftlab.report import figures, findings, tables, tidy
-from draftlab.report.figures import batch, stream, style
+from draftlab.report.figures import batch, mdss_cone, stream, style
 from draftlab.report.figures.curves import curve_figure
 from draftlab.stages import STAGES
 from tests.conftest import ROOT
@@ -207,7 +207,7 @@ def test_a_figure_without_rows_or_numbers_is_refused(tmp_path, monkeypatch, name
 
 
 def test_a_table_without_an_experiment_is_refused(known, tmp_path):
-    with pytest.raises(UserError, match="no layout for 'osd_nothing'"):
+    with pytest.raises(UserError, match="no experiment named 'osd_nothing'"):
         figures.draw("osd_nothing", pd.DataFrame({"a": [1, 2]}), "laptop", known, tmp_path / "x")
 
 
@@ -258,6 +258,37 @@ def test_together_only_what_changed_is_drawn_and_a_broken_table_is_named(tmp_pat
     rows.drop(columns="draft_len").to_csv(data / "osd_speedup_theory.csv", index=False)
     with pytest.raises(UserError, match="table osd_speedup_theory has no column 'draft_len'"):
         batch.draw_all(data, out, "laptop", drawn, 2)
+
+
+@pytest.mark.parametrize(
+    ("ask", "lost", "kind", "message"),
+    [
+        (lambda table: table["facet"], [], UserError, r"no column 'facet' .*correct report/figures/mdss_cone.py.*there are num_tokens, "),
+        (lambda table: table[["facet"]], [], UserError, r"\['facet'\].*correct report/figures/mdss_cone.py"),
+        (lambda table: table["rays"], ["rays"], UserError, "no column 'rays' .*its stage writes one now: .*run the experiment again"),
+        (lambda table: {}["rays"], ["rays"], KeyError, "^'rays'$"),
+    ],
+    ids=["misspelt", "misspelt in a list", "an old table", "no column at all"],
+)  # fmt: skip
+def test_what_to_do_about_a_missing_column(ask, lost, kind, message, tmp_path, monkeypatch):
+    """An author who misspells a column is not told to run the experiment again."""
+    path = tmp_path / "mdss_cone.csv"
+    TABLES["mdss_cone"]().drop(columns=lost).to_csv(path, index=False)
+    monkeypatch.setattr(mdss_cone, "draw", lambda table, *_: ask(table))
+    with pytest.raises(kind, match=message):
+        batch.draw("mdss_cone", path, "smoke", tmp_path / "mdss_cone")
+
+
+def test_an_old_table_and_a_mistake_in_derive_are_told_apart(tmp_path, monkeypatch):
+    path, stage = tmp_path / "mdss_cone.csv", STAGES["cone"]
+    TABLES["mdss_cone"]().to_csv(path, index=False)
+    monkeypatch.setitem(STAGES, "cone", dataclasses.replace(stage, derive=lambda rows: rows["facet"]))
+    with pytest.raises(UserError, match=r"no column 'facet' .correct `derive` of its stage"):
+        tidy.read(path)
+    monkeypatch.setitem(STAGES, "cone", stage)
+    TABLES["mdss_cone"]().drop(columns="subsets").to_csv(path, index=False)
+    with pytest.raises(UserError, match=r"no column 'subsets' .its stage writes one now"):
+        tidy.read(path)
 
 
 def test_a_figure_depends_on_its_view_and_on_the_measures_of_its_stage(tmp_path, monkeypatch):

@@ -138,9 +138,17 @@ def test_a_published_figure_is_traced_without_its_run(run, tmp_path):
         list(provenance.trace(paper / "osd_offline.pdf"))
 
 
-@pytest.mark.parametrize(("name", "message"), [("osd_nothing.pdf", "no such figure"), ("orphan.pdf", "no such table")])
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("osd_nothing.pdf", "no such figure"),
+        ("orphan.pdf", "no such table"),
+        ("../given.csv", "name a figure or table"),
+    ],
+)
 def test_what_is_missing_is_named(run, name, message):
     _write(run / "figures" / "orphan.pdf", "picture")
+    _write(run / "given.csv", "the table itself")
     with pytest.raises(UserError, match=message):
         list(provenance.trace(run / "figures" / name))
 

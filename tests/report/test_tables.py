@@ -195,7 +195,7 @@ def test_rows_that_agree_in_all_axes_are_never_pooled(name):
 
 
 def test_an_unknown_experiment_and_a_missing_column_are_refused(tmp_path):
-    with pytest.raises(UserError, match="no layout for 'x'"):
+    with pytest.raises(UserError, match="no experiment named 'x'"):
         tables.write("x", _rows(0), "smoke", tmp_path / "x")
     with pytest.raises(UserError, match="no column 'hits'"):
         tables.summary(_rows(0).drop(columns="hits"), LAYOUT, HITS)

@@ -9,6 +9,7 @@ from draftlab.conformance.sequential import Budget
 from draftlab.core.sampling import Sampling, to_probs
 from draftlab.core.verify import VERIFIERS
 from draftlab.core.verify.block import block
+from draftlab.core.verify.k_seq import k_seq
 from draftlab.core.verify.sequence import verify_sequences
 from draftlab.core.verify.specinfer import specinfer
 from draftlab.core.verify.token import Decision, TokenVerifier
@@ -65,7 +66,7 @@ def test_the_live_generator_emits_the_targets_distribution(count, verifier, kind
         "temperatures": (DRAFTS[0], hot[:count]),
         "models": (DRAFTS[:count], hot[:count]),
     }[kind]
-    found = check_samples(emitted(drafts, count, sampling, verifier), Budget(false_alarm=1e-3))
+    found = check_samples(emitted(drafts, count, sampling, VERIFIERS[verifier]), Budget(false_alarm=1e-3))
     assert found.samples > 1000
     assert found.lossless, found
 
@@ -73,7 +74,8 @@ def test_the_live_generator_emits_the_targets_distribution(count, verifier, kind
 @pytest.mark.parametrize("verifier", ["rrs", "greedy"])
 def test_distinct_drafts_are_as_many_as_there_are_tokens(verifier):
     """A nucleus of one to four tokens, five drafts: too few tokens are fewer drafts, not an error."""
-    found = check_samples(emitted(DRAFTS[0], 5, Sampling(1.0, top_k=4, top_p=0.8), verifier), Budget(false_alarm=1e-3))
+    samples = emitted(DRAFTS[0], 5, Sampling(1.0, top_k=4, top_p=0.8), VERIFIERS[verifier])
+    found = check_samples(samples, Budget(false_alarm=1e-3))
     assert found.samples > 1000
     assert found.lossless, found
 
@@ -91,7 +93,7 @@ def test_a_generator_that_verifies_with_another_distribution_is_caught(count):
 
 @pytest.mark.parametrize("verifier", ["k_seq", "importance_truncated"])
 def test_blocks_at_the_end_keep_the_distribution_and_lengthen_the_blocks(verifier):
-    assert check_samples(emitted(DRAFTS[1], 2, Sampling(1.5), verifier, tail=block), Budget()).lossless
+    assert check_samples(emitted(DRAFTS[1], 2, Sampling(1.5), VERIFIERS[verifier], tail=block), Budget()).lossless
 
     def sample(target, draft, tokens, generator):
         walked = verify_sequences(VERIFIERS[verifier], target, draft, tokens, generator, tail=block)
@@ -107,7 +109,7 @@ def test_greedy_drafts_of_different_models_keep_the_longest_agreement_of_each_bl
     """Block by block against drafts written from scratch: no cache may lag behind the sequence that stood."""
     target = make(3)  # 40 tokens: its greedy text does not repeat itself
     drafts = [noisy(target, number) for number in order]
-    options = {"draft_len": 3, "max_new_tokens": 20, "eos_ids": [], "verifier": "specinfer"}
+    options = {"draft_len": 3, "max_new_tokens": 20, "eos_ids": [], "verifier": specinfer}
     traces = speculate(target, drafts, PROMPTS[:9], num_drafts=len(drafts), **options).traces
     switched = 0
     for prompt, trace in zip(PROMPTS, traces, strict=False):
@@ -126,7 +128,7 @@ def test_greedy_drafts_of_different_models_keep_the_longest_agreement_of_each_bl
 def test_a_first_draft_that_is_the_target_is_always_accepted():
     traces = speculate(
         TARGET, [TARGET, DRAFTS[2]], PROMPTS[:20], draft_len=3, max_new_tokens=12, eos_ids=[], num_drafts=2,
-        verifier="specinfer", sampling=Sampling(1.0), generator=torch.Generator().manual_seed(0),
+        verifier=specinfer, sampling=Sampling(1.0), generator=torch.Generator().manual_seed(0),
     ).traces  # fmt: skip
     assert all(trace.accepted == trace.visited for trace in traces)
 
@@ -135,7 +137,7 @@ def test_a_first_draft_that_is_the_target_is_always_accepted():
     ("change", "message"),
     [
         ({"draft": DRAFTS[:2], "num_drafts": 3}, "2 draft models for 3 drafts"),
-        ({"draft": DRAFTS[:2], "num_drafts": 2, "verifier": "k_seq"}, "k_seq needs drafts of one distribution"),
+        ({"draft": DRAFTS[:2], "num_drafts": 2, "verifier": k_seq}, "k_seq needs drafts of one distribution"),
         ({"draft": [DRAFTS[0], make(1, vocab=7)], "num_drafts": 2}, "different vocabularies"),
         (
             {"draft": DRAFTS[0], "num_drafts": 3, "draft_sampling": Sampling(0.0)},
@@ -144,7 +146,7 @@ def test_a_first_draft_that_is_the_target_is_always_accepted():
     ],
 )
 def test_drafts_that_do_not_fit_are_refused(change, message):
-    options = {"draft_len": 2, "max_new_tokens": 4, "eos_ids": [], "verifier": "specinfer"} | change
+    options = {"draft_len": 2, "max_new_tokens": 4, "eos_ids": [], "verifier": specinfer} | change
     with pytest.raises(UserError, match=message):
         speculate(TARGET, options.pop("draft"), PROMPTS[:2], sampling=SAMPLING, generator=torch.Generator(), **options)
 

@@ -11,9 +11,9 @@ from torch import Generator, Tensor
 
 from draftlab.core.sampling import DISTINCT, Drafting, Sampling, to_probs
 from draftlab.core.tree import Tree
-from draftlab.core.verify import PATH_VERIFIERS, VERIFIERS
-from draftlab.core.verify.path import PathVerifier
+from draftlab.core.verify.path import PathVerifier, single_path
 from draftlab.core.verify.sequence import verify_sequences
+from draftlab.core.verify.single import single
 from draftlab.core.verify.token import TokenVerifier
 from draftlab.core.verify.tree import TreeVerifier
 from draftlab.engine.loop import Verification
@@ -68,7 +68,7 @@ class Policy:
 
 
 def make_policy(
-    verifier: str | TokenVerifier | PathVerifier | TreeVerifier,
+    verifier: TokenVerifier | PathVerifier | TreeVerifier,
     num_drafts: int,
     draft_len: int,
     sampling: Sampling,
@@ -82,10 +82,6 @@ def make_policy(
     for name, value in (("draft_len", draft_len), ("num_drafts", num_drafts)):
         if value < 1:
             raise UserError(f"{name} is {value}", remedy="give 1 or more")
-    if isinstance(verifier, str):
-        if verifier not in VERIFIERS:
-            raise UserError(f"unknown verifier {verifier!r}", remedy=f"use one of {', '.join(VERIFIERS)}")
-        verifier = VERIFIERS[verifier]
     token_verifier = verifier if isinstance(verifier, TokenVerifier | TreeVerifier) else None
     if token_verifier is None and num_drafts > 1:
         raise UserError(f"{verifier.name} verifies one sequence, not {num_drafts}", remedy="set num_drafts to 1")
@@ -106,8 +102,8 @@ def make_policy(
             f"{frozen} drafts from one model at temperature 0 are the same sequence {frozen} times",
             remedy="give num_drafts 1, a draft temperature above 0, or one model per draft",
         )
-    path_verifier = verifier if isinstance(verifier, PathVerifier) else PATH_VERIFIERS["single"]
-    if num_drafts == 1 and verifier is VERIFIERS["single"]:
+    path_verifier = verifier if isinstance(verifier, PathVerifier) else single_path
+    if num_drafts == 1 and verifier is single:
         token_verifier = None  # the same distribution, all positions at once
     policy = Policy(sampling, samplings, token_verifier, tail or path_verifier, tail, generator, tree)
     for shape in (tree, heads.tree if heads else None):

@@ -14,6 +14,7 @@ from torch import Generator, Tensor
 from draftlab.core.sampling import Sampling, to_probs
 from draftlab.core.tree import Tree
 from draftlab.core.verify.path import PathVerifier
+from draftlab.core.verify.single import single
 from draftlab.core.verify.token import TokenVerifier
 from draftlab.core.verify.tree import TreeVerifier
 from draftlab.engine.batched import BatchedPair
@@ -94,7 +95,7 @@ def speculate(
     max_new_tokens: int,
     eos_ids: Collection[int],
     num_drafts: int = 1,
-    verifier: str | TokenVerifier | PathVerifier | TreeVerifier = "single",
+    verifier: TokenVerifier | PathVerifier | TreeVerifier = single,
     tail: PathVerifier | None = None,
     sampling: Sampling = GREEDY,
     draft_sampling: Sampling | Sequence[Sampling] | None = None,
@@ -105,7 +106,7 @@ def speculate(
 ) -> Decoded:
     """Decode ``batch`` prompts at a time (default: all) with ``num_drafts`` drafted sequences per request.
 
-    ``verifier`` is an object or a name in ``VERIFIERS``; ``tail`` verifies the rest of a sequence once it is the only one left. ``draft`` is
+    ``verifier`` is a value of ``core.verify.VERIFIERS``; ``tail`` verifies the rest of a sequence once it is the only one left. ``draft`` is
     one model, or one per sequence; ``draft_sampling`` is that of all sequences, or of each (default: like the target). The sequences of a
     ``tree`` share prefixes; without a tree, they share nothing. A ``Medusa`` draft guesses a tree of depth ``draft_len`` with ``num_drafts``
     leaves, whose siblings are distinct, as ``rrs`` and ``greedy`` expect. An answer ends with its first end-of-text token or at exactly

@@ -172,12 +172,14 @@ class Figure(Settings):
 
     @property
     def columns(self) -> list[str]:
-        """The columns that distinguish its panels, series and points, or select rows."""
+        """The columns that distinguish its panels, series and points, select rows, or are summed."""
         [form] = (form for _, form in self if form is not None)
         names: list[str] = []
         for text in filter(None, (getattr(form, key, None) for key in ("x", "series", "panel"))):
             names += [field for _, field, _, _ in Formatter().parse(text) if field] or [text]
-        return names + [key for key in getattr(form, "where", {}) if key != "window"]
+        summed = [getattr(form, "above", ""), getattr(form, "below", None)]
+        summed += [name for shown in getattr(form, "also", []) if isinstance(shown, tuple) for name in shown[1:]]
+        return [*names, *filter(None, summed), *(key for key in getattr(form, "where", {}) if key != "window")]
 
     @property
     def texts(self) -> list[str]:
@@ -189,7 +191,7 @@ class Figure(Settings):
     @model_validator(mode="after")
     def _has_one_form(self) -> Figure:
         if sum(form is not None for _, form in self) != 1:
-            raise ValueError(f"one form of {', '.join(type(self).model_fields)}")
+            raise ValueError(f"give exactly one of {', '.join(type(self).model_fields)}")
         return self
 
 

@@ -57,8 +57,9 @@ def settings_error(
     """The first fault in some settings of ``kind``, in one line; for an unknown key, with the known keys."""
     # A misspelt key also makes the right one missing; report the misspelling.
     first = min(error.errors(), key=lambda fault: fault["type"] != "extra_forbidden")
-    key = ".".join(str(part) for part in first["loc"]) or error.title
-    what = f"{key}: {first['msg'].removeprefix('Value error, ')}"
+    key = ".".join(str(part) for part in first["loc"])
+    within = f"{key}: " if key else ""
+    what = f"{within}{first['msg'].removeprefix('Value error, ')}"
     remedy = "change it there" if where else "give another value"
     if first["type"] == "extra_forbidden":
         known = _keys(kind, first["loc"][:-1])
@@ -66,10 +67,10 @@ def settings_error(
     elif first["type"] == "missing":
         what, remedy = f"{key} is missing", "add it"
     elif first["type"] == "string_type" and isinstance(first["input"], int | float):
-        what = f"{key}: {first['input']} is not a text"
+        what = f"{within}{first['input']} is not a text"
         remedy = "on a command line let a name begin with a letter, and a path with ./; in a file use quotes"
     elif first["type"] in ("dict_type", "model_type"):
-        what = f"{key}: give a mapping, not {first['input']!r}"
+        what = f"{within}give a mapping, not {first['input']!r}"
     elif first["type"] != "too_short" and not isinstance(first["input"], dict):
         what += f", not {first['input']!r}"
     return where.error(what, first["loc"], remedy=remedy) if where else UserError(what, remedy=remedy)

@@ -211,7 +211,7 @@ def load_run(config: Mapping[str, Any], workflow: Path) -> Run:
     every = {path.stem: load_experiment(path) for path in sorted((workflow / "experiments").glob("*.yaml"))}
     for name, size in settings.experiments.items():
         if name not in every:
-            what, remedy = f"no experiment named {name!r}", "name those of experiments/"
+            what, remedy = f"no experiment named {name!r}", f"allowed: {', '.join(every)}"
             raise Place(path).error(what, ["experiments", name], remedy=remedy)
         every[name] = every[name].at(run.scale, size, path)
     at_scale = {name: experiment for name, experiment in every.items() if run.scale in experiment.scales}

@@ -255,7 +255,8 @@ def _one_of(column: pd.Series, wanted: Sequence[Any]) -> pd.Series[bool]:
 def require_columns(table: pd.DataFrame, columns: Iterable[str], name: str) -> None:
     """Refuse a table that lacks one of these columns."""
     if missing := [column for column in columns if column not in table]:
-        remedy = "run the experiment again, or repair what reads it: its YAML file or workflow/published"
+        readers = "its YAML file, its figure, MEASURES of its stage, or workflow/published"
+        remedy = f"correct what asks for it: {readers}; if the table is older than its stage, run the experiment again"
         raise UserError(f"table {name} has no column {missing[0]!r}", remedy=remedy)
 
 

@@ -48,7 +48,11 @@ def describe(run: Path, experiment: str) -> dict[str, Any]:
     """Collect the provenance of one table of a run as plain values, ready for JSON."""
     table = run / f"{experiment}.csv"
     if not table.exists():
-        raise UserError("no such table", file=table, remedy="run the experiment first")
+        raise UserError(
+            "no such table",
+            file=table,
+            remedy="run the experiment, or name a figure or table in its run's folder figures",
+        )
     cells = cells_of(run, experiment)
     inputs: dict[str, dict[str, str | None]] = {kind: {} for kind in ("models", "tables", "pairs", "answers", "data")}
     read = [cell.pop("inputs", {}) for cell in cells.values()]

@@ -42,11 +42,12 @@ PLACES = ("stream_index", "segment")
 def layout_of(experiment: str, table: pd.DataFrame) -> Layout:
     """The layout in the experiment's file, or a default: the last axis in columns, the other axes in rows."""
     plan, remedy = tidy.plan_of(experiment), "give its file a `layout`"
-    if plan is not None and plan.layout is not None:
+    if plan is None:
+        raise _unknown(experiment)
+    if plan.layout is not None:
         return plan.layout
     # A setting that is a list has a plural name, its column the singular: schemes, scheme.
-    names = plan.compared if plan is not None else []
-    columns = dict.fromkeys(name if name in table else name.removesuffix("s") for name in names)
+    columns = dict.fromkeys(name if name in table else name.removesuffix("s") for name in plan.compared)
     axes = [column for column in columns if column in table and column not in ("seed", tidy.resampled_column(table))]
     if not axes:
         raise UserError(f"no layout for {experiment!r}", remedy=remedy)
@@ -65,8 +66,12 @@ def measure_of(experiment: str, name: str = "") -> Measure:
     """The measure ``name`` of the experiment's stage, by default the one in the cells of its printed table."""
     plan = tidy.plan_of(experiment)
     if plan is None:
-        raise UserError(f"no experiment named {experiment!r}", remedy="add its file to workflow/experiments")
+        raise _unknown(experiment)
     return plan.measure(name)
+
+
+def _unknown(experiment: str) -> UserError:
+    return UserError(f"no experiment named {experiment!r}", remedy="add its file to workflow/experiments")
 
 
 def write(

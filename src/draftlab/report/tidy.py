@@ -21,7 +21,27 @@ def read(path: Path, experiment: str | None = None) -> pd.DataFrame:
     try:
         return derive(experiment, rows)
     except KeyError as error:
-        raise UserError(f"no column {error}", file=path, remedy="delete it and run the experiment again") from None
+        raise no_column(error, path, experiment, rows, "`derive` of its stage") from None
+
+
+def no_column(error: KeyError, path: Path, experiment: str, rows: pd.DataFrame, asker: str) -> Exception:
+    """What to raise if ``asker`` asked for a column that ``rows``, the table at ``path`` and perhaps derived columns, do not have.
+
+    It is the ``error`` itself if pandas did not raise it: then what is missing is no column.
+    """
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None or not trace.tb_frame.f_globals["__name__"].startswith("pandas."):
+        return error
+    plan, present = plan_of(experiment), set(read_table(path))
+    written = plan.stage_kind.columns.items() if plan else ()
+    lost = [name for name, column in written if not column.optional and name not in present]
+    if any(repr(name) in str(error) for name in lost):
+        remedy = "its stage writes one now: delete the table and run the experiment again; if it is published, `make publish`"
+    else:
+        remedy = f"correct {asker}, which asks for it; there are {', '.join(map(str, rows))}"
+    return UserError(f"no column {error}", file=path, remedy=remedy)
 
 
 def tables_of(results: Path, experiments: Collection[str] = ()) -> dict[str, Path]:

@@ -202,6 +202,7 @@ def decode(
     generator: Generator,
 ) -> Decoded:
     """Decode a batch; the seconds of each part leave out the prompts, and are scaled to the process's CPU time on a CPU."""
+    from draftlab.core.verify.block import block
     from draftlab.engine.generate import generate
     from draftlab.engine.speculate import BlockTrace, Decoded, speculate
     from draftlab.models.clock import clock_of
@@ -232,7 +233,7 @@ def decode(
             max_new_tokens=room,
             eos_ids=eos_ids,
             num_drafts=contender.num_drafts,
-            verifier="block" if contender.scheme == "block" else contender.verifier,
+            verifier=block if contender.scheme == "block" else contender.verifier,
             tail=None if contender.scheme == "block" else contender.tail,
             sampling=of_target,
             draft_sampling=[settings.sampling(temperature, top_k) for temperature in contender.draft_temperatures],

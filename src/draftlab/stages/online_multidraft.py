@@ -188,6 +188,7 @@ def _decode(
     import torch
 
     from draftlab.core.sampling import Sampling
+    from draftlab.core.verify import VERIFIERS
     from draftlab.engine.speculate import speculate
 
     same = all(model is models[0] for model in models)
@@ -199,7 +200,7 @@ def _decode(
         max_new_tokens=settings.max_new_tokens,
         eos_ids=eos_ids,
         num_drafts=len(models),
-        verifier=scheme if len(models) > 1 else "single",  # every scheme's distribution for one draft
+        verifier=VERIFIERS[scheme if len(models) > 1 else "single"],  # every scheme's distribution for one draft
         sampling=Sampling(settings.temperature),
         generator=torch.Generator(target.device).manual_seed(seed),
     ).traces

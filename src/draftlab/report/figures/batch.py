@@ -40,9 +40,12 @@ def draw(experiment: str, table: Path, scale: str, prefix: Path, *, own_target: 
         figures.draw(experiment, rows, scale, _published(), prefix, findings.takeaway(finding))
         tables.write(experiment, rows, scale, prefix, finding, own_target=own_target)
     except KeyError as error:
-        raise UserError(
-            f"no column {error}", file=table, remedy="run the experiment again: its columns changed"
-        ) from None
+        known = tidy.plan_of(experiment)
+        module = plan.module_of(experiment, known.figure if known else None)
+        asker = (
+            f"report/figures/{module}.py" if module in figures.DESIGNED else f"workflow/experiments/{experiment}.yaml"
+        )
+        raise tidy.no_column(error, table, experiment, rows, asker) from None
     return finding
 
 
