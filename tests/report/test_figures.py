@@ -258,6 +258,8 @@ def test_together_only_what_changed_is_drawn_and_a_broken_table_is_named(tmp_pat
     rows.drop(columns="draft_len").to_csv(data / "osd_speedup_theory.csv", index=False)
     with pytest.raises(UserError, match="table osd_speedup_theory has no column 'draft_len'"):
         batch.draw_all(data, out, "laptop", drawn, 2)
+    with pytest.raises(UserError, match="no tables here"):
+        batch.draw_all(tmp_path / "none", out, "laptop", drawn, 1)
 
 
 @pytest.mark.parametrize(

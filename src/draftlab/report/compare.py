@@ -60,7 +60,9 @@ def _differences(tables: Tables, others: Tables) -> list[Difference]:
 
 
 def _tables(folder: Path) -> Tables:
-    """Read every table of a folder as text, so that equal cells are equal byte for byte."""
+    """Read every table of a run, or of a folder in paper_figures, as text, so that equal cells are equal byte for byte."""
+    if (folder / "data/provenance.json").is_file():  # beside the printed tables of a published run
+        folder /= "data"
     paths = tables_in(folder) | {path.stem: path for path in folder.glob(f"{CLAIMS}.csv")}
     if not paths:
         raise UserError("no tables here", file=folder, remedy="name the folder of a finished run below results/")

@@ -68,6 +68,10 @@ def draw_all(data: Path, out: Path, scale: str, drawn: Path, processes: int) -> 
     """Draw the tables of ``data`` whose digest differs from that in ``drawn``, or whose files are missing; return their names."""
     before = read_json(drawn) if drawn.exists() else {}
     paths = tables_in(data)
+    if not paths:
+        raise UserError(
+            "no tables here", file=data, remedy="name the folder of a finished run, or paper_figures/RUN/data"
+        )
     digests = {name: _digest(name, path, scale) for name, path in paths.items()}
     files = {name: [out / f"{name}{suffix}" for suffix in SUFFIXES] for name in paths}
     stale = [name for name in paths if before.get(name) != digests[name] or not all(map(Path.exists, files[name]))]
