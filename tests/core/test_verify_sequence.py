@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import math
 from functools import partial
@@ -260,3 +261,18 @@ def test_leaves_of_a_tree_share_their_drafts() -> None:
     for emitted, chance in distribution.items():
         marginal[emitted[0]] += chance
     torch.testing.assert_close(marginal, first)
+
+
+@pytest.mark.parametrize("name", TREE_VERIFIERS)
+def test_tree_verifiers_let_go_of_the_distributions(name: str) -> None:
+    """On a GPU they would fill the memory until Python looks for unreachable cycles."""
+    target = random_distributions(2, 4, 3, 50, seed=0)
+    draft, tokens = target[:, :1, :-1].expand(-1, 4, -1, -1).contiguous(), torch.randint(0, 50, (2, 4, 2))
+    gc.collect()
+    gc.disable()
+    try:
+        before = sum(type(one) is Tensor for one in gc.get_objects())
+        TREE_VERIFIERS[name].sample(target, draft, tokens, torch.Generator().manual_seed(0))
+        assert sum(type(one) is Tensor for one in gc.get_objects()) == before
+    finally:
+        gc.enable()

@@ -69,6 +69,7 @@ def _stops(select: Select, target_probs: TargetAlong, draft_probs: DraftAlong, t
                 descend(same, depth + 1, reached * chance, [*rows, selected[0]])
 
     descend(list(range(len(tokens))), 0, 1.0, [])
+    del descend  # it refers to itself, and would keep all distributions until the next garbage collection
     return stops
 
 

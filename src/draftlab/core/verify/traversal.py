@@ -34,6 +34,7 @@ def _stops(target_probs: TargetAlong, draft_probs: DraftAlong, tokens: Sequences
         reached *= 1 - weight
 
     descend(0, 0, list(range(len(tokens))), 1.0)
+    del descend  # it refers to itself, and would keep all distributions until the next garbage collection
     return stops
 
 
