@@ -3,6 +3,8 @@
 import shutil
 
 import pytest
+import torch
+from pandas.testing import assert_frame_equal
 
 from draftlab.engine import speculate as engine
 from draftlab.errors import UserError
@@ -24,7 +26,7 @@ def folders(tmp_path_factory):
     return folder
 
 
-def run(folders, draft="draft", **changes):
+def run(folders, draft="draft", dtype="float32", **changes):
     values = {
         "topics": TOPICS,
         "stream": 32,
@@ -34,7 +36,8 @@ def run(folders, draft="draft", **changes):
     }
     settings = online_multidraft.Settings(**(values | {"draft_len": 3, "max_new_tokens": 10, "seeds": [0]} | changes))
     models = folders / "models"
-    inputs = online_multidraft.Inputs(target=models / "target", draft=models / draft, answers=folders / "answers")
+    answers = folders / "answers"
+    inputs = online_multidraft.Inputs(target=models / "target", draft=models / draft, answers=answers, dtype=dtype)
     return online_multidraft.run(settings, inputs, Bench(folders))[0]
 
 
@@ -103,3 +106,32 @@ def test_damaged_weights_are_one_clear_message(folders, tmp_path):
     (tmp_path / "draft/model.safetensors").write_bytes(b"{")
     with pytest.raises(UserError, match=r"model.safetensors: damaged weights"):
         load_pair(folders / "models/target", tmp_path / "draft")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_target_has_the_number_type_of_its_pair_and_drafts_learn_in_float32(folders, monkeypatch, dtype):
+    asked = []
+    speculate = engine.speculate
+
+    def watched(target, draft, prompts, **options):
+        models = draft if isinstance(draft, list) else [draft]
+        asked.append((target.embed.dtype, *{model.embed.dtype for model in models}))
+        return speculate(target, draft, prompts, **options)
+
+    monkeypatch.setattr(engine, "speculate", watched)
+    run(folders, schemes=["specinfer"], dtype=dtype)
+    assert set(asked) == {(getattr(torch, dtype), torch.float32)}
+
+
+def test_requests_are_decoded_in_batches(folders, monkeypatch):
+    asked = set()
+    speculate = engine.speculate
+
+    def watched(*models, **options):
+        asked.add(options["batch"])
+        return speculate(*models, **options)
+
+    monkeypatch.setattr(engine, "speculate", watched)
+    few, all_at_once = (run(folders, schemes=["specinfer"], batch=batch, temperature=1e-6) for batch in (3, 0))
+    assert asked == {3, None}
+    assert_frame_equal(few, all_at_once)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field
 
-from draftlab.core.settings import Dataset, NonNegativeInt
+from draftlab.core.settings import Dataset, Dtype, NonNegativeInt
 from draftlab.core.settings import Settings as Base
 from draftlab.engine.answers import recorded_name
 from draftlab.errors import UserError
@@ -35,6 +35,7 @@ class Settings(Base):
     schemes: list[Verifier] = Field(["importance_truncated", "specinfer"], min_length=1)
     stream: int = Field(gt=0, description="requests of each topic that drafts learn from")
     requests: int = Field(gt=0, description="held-out requests of each topic that are decoded")
+    batch: NonNegativeInt = Field(0, description="requests that are decoded together; 0: all")
     update_interval: int = Field(gt=0)
     learning_rate: float = Field(gt=0)
     loss: Loss = "forward_kl"
@@ -69,15 +70,19 @@ MEASURES = {
 
 
 class Inputs(TargetAndDraft):
-    """A pair, and the folder of the target's recorded answers."""
+    """A pair, the folder of the target's recorded answers, and the target's number type."""
 
     answers: Path
+    dtype: Dtype = "float32"
 
     @classmethod
     def locate(cls, variants: Sequence[Any], places: Places) -> Self:
         pair = variants[0].pair
         return cls(
-            target=places.model("target", pair), draft=places.model("draft", pair), answers=places.recorded(pair)
+            target=places.model("target", pair),
+            draft=places.model("draft", pair),
+            answers=places.recorded(pair),
+            dtype=places.answers[pair].dtype,
         )
 
     def reads(self, variants: Sequence[Any]) -> Files:
@@ -109,7 +114,8 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
         return load_model(inputs.draft, device=settings.device)
 
     check_sizes(inputs.target, inputs.draft)
-    target, tokenizer = load_model(inputs.target, device=settings.device), load_tokenizer(inputs.target)
+    target = load_model(inputs.target, inputs.dtype, settings.device)
+    tokenizer = load_tokenizer(inputs.target)
     recorded, held_out = passes("train"), passes("eval")
     for topic, answers in zip(settings.topics, recorded, strict=True):
         if (count := len(answers.answers)) < settings.stream:
@@ -183,7 +189,7 @@ def _decode(
     settings: Settings,
     seed: int,
 ) -> pd.DataFrame:
-    """Decode the requests as one batch, and return a row for each."""
+    """Decode the requests, and return a row for each."""
     import pandas as pd
     import torch
 
@@ -203,6 +209,7 @@ def _decode(
         verifier=VERIFIERS[scheme if len(models) > 1 else "single"],  # every scheme's distribution for one draft
         sampling=Sampling(settings.temperature),
         generator=torch.Generator(target.device).manual_seed(seed),
+        batch=settings.batch or None,
     ).traces
     counts = ("accepted", "visited", "emitted")
     rows = ({name: sum(getattr(trace, name)) for name in counts} | {"blocks": len(trace.emitted)} for trace in traces)
