@@ -18,8 +18,8 @@ import tyro
 
 from draftlab.core.settings import Device
 from draftlab.latency.shapes import ARCHITECTURES
-from draftlab.latency.sizes import Sizes
-from draftlab.plan.memory import beside, decoding, training
+from draftlab.latency.sizes import BYTES, Sizes
+from draftlab.plan.memory import beside, comparing, decoding, speculating, training
 
 if TYPE_CHECKING:
     from draftlab.models.llama import Llama
@@ -44,10 +44,20 @@ CASES: dict[str, dict[Device, list[tuple[str, tuple[int, ...]]]]] = {
         "cuda": [("llama-160m", how) for how in PAPER_UPDATES],
     },
     "beside a target": {"cpu": [], "cuda": [("llama-160m", (32, 2048, 128, 128))]},
+    "several drafts": {
+        "cpu": [("38M", (8, 256, 8, 8, 4)), ("85M", (8, 384, 8, 2, 4)), ("162M", (8, 512, 8, 4, 4))],
+        "cuda": [],
+    },
+    "along texts": {"cpu": [("38M", (8, 256, 32)), ("162M", (8, 512, 16))], "cuda": []},
+    "trees": {"cpu": [("38M", (2, 256, 16)), ("85M", (2, 256, 16))], "cuda": []},
 }
 """Models and sizes by job. Decoding: requests, tokens of a prompt and of an answer. Training: requests in one forward, tokens of each, tokens of
 its answer, requests of the update. Beside a target: the same, where the draft writes the answers and ``TARGET`` scores them, ``AT_ONCE``
-requests at a time."""
+requests at a time. Several drafts: requests, tokens of a prompt and of an answer, sequences, tokens of each. Along texts and trees: as decoding.
+In the last three, the model's first ``DRAFT_LAYERS`` layers draft."""
+DRAFT_LAYERS = 2
+NUCLEUS = {"several drafts": True, "along texts": True, "trees": False}
+"""Whether tokens are sampled with top-p, by job with a draft; otherwise with top-k."""
 TARGET = "vicuna-7b"
 AT_ONCE = 32
 UPDATES = 2  # the last one is timed
@@ -69,7 +79,7 @@ def measure(job: str, name: str, how: tuple[int, ...], device: Device) -> Measur
     from draftlab.files.machine import peak_mb
     from draftlab.models import llama, products, set_up_gpu
 
-    small = (2, 8, 4, 2)[: len(how)]
+    small = (2, 8, 4, 2, 4)[: len(how)]
     if device == "cuda":
         set_up_gpu()
         _run("training" if job == "beside a target" else job, "tiny", small, device)
@@ -124,6 +134,9 @@ def _run(job: str, name: str, how: tuple[int, ...], device: Device) -> float:
         began = clock()
         record(model, requests, max_new_tokens=new, eos_ids=(), batch_size=rows)
         return clock() - began
+    if job in NUCLEUS:
+        _draft(job, name, how, device)
+        return 0.0
     rows, length, answer, batch = how
     answers = [Answer(str(row), [3] * (length - answer), [5] * answer, True) for row in range(batch)]
     kept = torch.full((batch * answer, 65), -4.0, dtype=torch.float16)
@@ -144,6 +157,46 @@ def _run(job: str, name: str, how: tuple[int, ...], device: Device) -> float:
     return clock() - times[-1]
 
 
+def _draft(job: str, name: str, how: tuple[int, ...], device: Device) -> None:
+    """Decode with drafted sequences, or compare target and draft along texts, or search trees along them, as the stages do."""
+    import torch
+
+    from draftlab.core.sampling import Sampling
+    from draftlab.core.verify import any_verifier
+    from draftlab.engine.held_out import Request, Work, write_texts
+    from draftlab.engine.replay_drafts import survival
+    from draftlab.engine.replay_trees import confident_trees
+    from draftlab.engine.speculate import speculate
+
+    sampling = Sampling(1.0, top_p=0.95) if NUCLEUS[job] else Sampling(1.0, top_k=5)
+    target = random_model(SIZES[name], _dtype(device), device)
+    draft = random_model(SIZES[name].model_copy(update={"layers": DRAFT_LAYERS}), _dtype(device), device)
+    generator = torch.Generator(device).manual_seed(0)
+    rows, prompt, new, *drafted = how
+    prompts, verifier = [[3] * prompt] * rows, any_verifier("importance_truncated")
+    if job == "several drafts":
+        speculate(
+            target,
+            draft,
+            prompts,
+            draft_len=drafted[1],
+            max_new_tokens=new,
+            eos_ids=(),
+            num_drafts=drafted[0],
+            verifier=verifier,
+            sampling=sampling,
+            generator=generator,
+        )
+        return
+    requests = [Request(row, prompt, None) for row, prompt in enumerate(prompts)]
+    texts = write_texts(Work(target, draft, None, []), requests, sampling, new, (), generator)  # type: ignore[arg-type]
+    if job == "along texts":
+        survival([verifier], texts, [sampling], (2,))
+        return
+    answers = texts.token.view(rows, new).tolist()
+    confident_trees(target, prompts, answers, sampling, nodes=(16,), depth=4, width=8)
+
+
 def _dtype(device: Device) -> str:
     """The type of a target's weights."""
     return "float16" if device == "cuda" else "float32"
@@ -155,6 +208,15 @@ def predicted(job: str, name: str, how: tuple[int, ...], device: Device) -> int:
     if job == "decoding":
         rows, prompt, new = how
         return decoding(sizes, _dtype(device), rows, prompt, new, device)
+    if job in NUCLEUS:
+        dtype, draft = _dtype(device), sizes.model_copy(update={"layers": DRAFT_LAYERS})
+        if job == "several drafts":
+            rows, prompt, new, drafts, draft_len = how
+            peak = speculating(sizes, draft, (dtype, dtype), rows, prompt, new, drafts, draft_len, NUCLEUS[job], device)
+        else:
+            rows, prompt, new = how
+            peak = comparing(sizes, dtype, rows, prompt, new, NUCLEUS[job], device, job == "trees")
+        return draft.parameters * BYTES[dtype] + peak
     rows, length, answer, batch = how
     update = training(sizes, rows, length, answer, batch, device == "cuda")
     if job == "training":
@@ -162,7 +224,7 @@ def predicted(job: str, name: str, how: tuple[int, ...], device: Device) -> int:
     return beside(SIZES[TARGET], _dtype(device), sizes, update, AT_ONCE, length - answer, answer, device)
 
 
-def main(device: Device = "cpu", jobs: tuple[str, ...] = ("decoding", "training", "beside a target")) -> None:
+def main(device: Device = "cpu", jobs: tuple[str, ...] = tuple(CASES)) -> None:
     """Print the table, one row for each size and job."""
     gpu = device == "cuda"
     print("| job | model | predicted, MB | measured, MB | off by |" + (" taken, MB | speed |" if gpu else ""))

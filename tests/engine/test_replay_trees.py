@@ -85,7 +85,7 @@ def test_few_positions_at_a_time_give_the_same_trees(
         return caches[-1]
 
     monkeypatch.setattr(replay_trees, "prefill_everywhere", watched)
-    monkeypatch.setattr(replay_trees, "TOKENS", 5 * 8 * 4)  # four positions with five texts of eight tokens
+    monkeypatch.setattr(replay_trees, "BRANCHED", 5 * 8 * 4)  # four positions with five texts of eight tokens
     found = confident_trees(*given, **how)
     assert [len(cache.lengths) for cache, _ in caches] == [4 * beams, 2 * beams, 3 * beams]
     np.testing.assert_array_equal(found, expected)

@@ -11,6 +11,8 @@ import torch
 from benchmarks import memory
 from draftlab import plan
 from draftlab.core.settings import Device
+from draftlab.core.verify import VERIFIERS
+from draftlab.core.verify.tree import TreeVerifier
 from draftlab.errors import UserError
 from draftlab.latency.settings import Engine
 from draftlab.latency.sizes import Sizes, known_models
@@ -58,7 +60,8 @@ def test_the_sizes_are_those_of_the_models() -> None:
 def test_every_model_of_the_papers_is_in_the_table_and_every_job_fits_a_card_of_80_gb() -> None:
     every = list(needs.jobs(run()))
     assert {job.rule for job in every} >= {"answer", "offline", "online", "target", "draft", "pairs", "latency_alpha"}
-    unknown = [job for job in every if job.rule in ("answer", "offline", "online", "pairs") and not job.peak]
+    modelled = ("answer", "blocks", "live", "offline", "online", "pairs", "tokens")
+    unknown = [job for job in every if job.rule in modelled and not job.peak]
     assert unknown == []
     said = said_of(run())
     assert said[-1] == "every job that is modelled fits a100-80 (80 GB)"
@@ -99,6 +102,40 @@ def test_learning_that_is_timed_beside_the_target_holds_the_target_and_its_copie
     by_hand = 13.48 + 24 * (0.1624 + 3 * 4096 * (32000 + 4096 + 1) / 1e9) + 8 * 128 * 32000 * 4 * 19 / 1e9
     assert (peaks["medusa"] or 0) / 1e9 == pytest.approx(by_hand, abs=0.05)
     assert (peaks["break_even"] or 0) > (13.48 + 20 * 1.1) * 1e9
+
+
+def test_decoding_with_several_drafts_holds_a_cache_for_each() -> None:
+    """By hand for OPT-13B with OPT-125M, two sequences of four tokens: weights of both in float16, keys and values of 16 sequences of 2,048
+    tokens, logits of both, and eight tables in float64. Texts are written with one cache for each of 8 requests."""
+    peaks = {job.name: (job.peak or 0) / 1e9 for job in needs.jobs(run(experiments="all"))}
+    opt, small = (known_models()[name].sizes for name in ("facebook/opt-13b", "facebook/opt-125m"))
+    weights = 2 * (opt.parameters + small.parameters)
+    live = weights + 16 * 2048 * 2 * (opt.entry + small.entry) + 16 * 5 * 50272 * (4 + 64)
+    assert peaks["mdss_live/all"] == pytest.approx(live / 1e9)
+    assert peaks["mdss_drafts/all"] < peaks["mdss_live/all"] - 11
+    # Traversal is always decoded live: four requests with eight sequences each.
+    assert peaks["beyond_verifiers/along_texts"] > (weights + 4 * 8 * 2048 * 2 * opt.entry) / 1e9
+    trees = weights + 2**15 * 2 * opt.entry
+    assert trees / 1e9 < peaks["beyond_trees/all"] < trees / 1e9 + 3
+    assert peaks["osd_token_recall/spider"] == peaks["osd_epochs/spider"]
+
+
+def test_specialists_and_their_target_fit_a_card_in_the_number_type_of_the_pair(tmp_path: Path) -> None:
+    def peak(batch: int, dtype: str = "float16") -> int:
+        (tmp_path / "sizes.yaml").write_text(
+            f"{{pairs: {{main: {{answers: {{dtype: {dtype}}}}}}}, experiments: {{beyond_online_multidraft: {{fixed: {{batch: {batch}}}}}}}}}"
+        )
+        planned = run(experiments="beyond_online_multidraft", sizes=str(tmp_path / "sizes.yaml"))
+        return max(job.peak or 0 for job in needs.jobs(planned) if job.rule == "online_multidraft")
+
+    assert peak(16) < 60e9
+    assert peak(16, "float32") > peak(16) + 2 * 6738e6
+    assert peak(0) == peak(200) > 300e9
+
+
+def test_the_schemes_that_are_always_decoded_live_are_those_without_a_replay() -> None:
+    trees = {name: one for name, one in VERIFIERS.items() if isinstance(one, TreeVerifier)}
+    assert {name for name, one in trees.items() if one.selected is None} == needs.NOT_REPLAYED
 
 
 def test_a_run_that_downloads_nothing_asks_for_nothing() -> None:

@@ -16,10 +16,8 @@ from draftlab.core.sampling import Sampling, to_probs
 from draftlab.core.tree import Tree
 from draftlab.engine.replay import ahead
 from draftlab.engine.replay_lengths import prefill_everywhere
+from draftlab.engine.settings import BRANCHED
 from draftlab.models import LanguageModel
-
-TOKENS = 2**15
-"""The most tokens in a cache, which has a row for each position and each text that is extended there."""
 
 
 def ranked_tree(tree: Tree, rank: Int64[np.ndarray, " positions"]) -> Float64[np.ndarray, "positions depth+1"]:
@@ -95,6 +93,6 @@ def _parts(
 ) -> Iterator[tuple[Sequence[int], Sequence[int], range]]:
     """Each prompt and answer with some of its places, as many as fit a cache, but at least one."""
     for prompt, answer in zip(prompts, answers, strict=True):
-        size = max(1, TOKENS // (width * (len(prompt) + len(answer))))
+        size = max(1, BRANCHED // (width * (len(prompt) + len(answer))))
         for begin in range(0, len(answer), size):
             yield prompt, answer, range(begin, min(begin + size, len(answer)))

@@ -49,6 +49,8 @@ class Recipe(Settings):
 
 WHOLE_VOCAB = 4096
 """Vocabularies up to this size are recorded whole."""
+BRANCHED = 2**15
+"""The most tokens in the cache of a search for trees along a text, which has a row for each position and each text that is extended there."""
 
 API_KEY = "DRAFTLAB_API_KEY"
 """The environment variable with the key of a server."""

@@ -6,7 +6,7 @@ jobs request of a scheduler with the memory that they took (docs/paper.md).
 
 from __future__ import annotations
 
-from draftlab.engine.settings import WHOLE_VOCAB
+from draftlab.engine.settings import BRANCHED, WHOLE_VOCAB
 from draftlab.latency.sizes import BYTES, Sizes
 
 PROCESS = 900_000_000
@@ -18,15 +18,68 @@ SPARE = 2
 def decoding(model: Sizes, dtype: str, rows: int, prompt: int, new: int, device: str) -> int:
     """Peak of ``rows`` requests that are answered together: weights, cache, and the larger of reading the prompts and one step's logits."""
     size = BYTES[dtype]
-    cache = rows * (prompt + new) * model.entry * (4 if device == "cpu" else size)  # attention on a CPU is in float32
     # The logits, and three copies in float32: converted, as logarithms, and without the tokens that are kept.
     step = rows * model.vocab * (size + 12)
-    return model.parameters * size + cache + max(_reading(model, dtype, rows * prompt), step)
+    work = max(_reading(model, dtype, rows * prompt), step)
+    return model.parameters * size + _cache(model, dtype, rows * (prompt + new), device) + work
+
+
+def _cache(model: Sizes, dtype: str, tokens: int, device: str) -> int:
+    """The keys and values of so many tokens; attention on a CPU is in float32."""
+    return tokens * model.entry * (4 if device == "cpu" else BYTES[dtype])
 
 
 def _reading(model: Sizes, dtype: str, tokens: int) -> int:
     """What one layer holds while the model reads tokens without a gradient; one of the four times ffn is inside the matrix product itself."""
     return tokens * (2 * model.hidden + 2 * model.width + 2 * model.kv_width + 4 * model.ffn) * BYTES[dtype]
+
+
+def _distributions(positions: int, vocab: int, dtype: str, nucleus: bool) -> int:
+    """What two models' logits and their distributions in float64 hold, while one of them is computed.
+
+    A nucleus has seven tables: probabilities, sorted, their tokens, sums, kept, normalised, and in the order of the vocabulary; otherwise there
+    are three.
+    """
+    return positions * vocab * (2 * BYTES[dtype] + 8 * (8 if nucleus else 4))
+
+
+def comparing(
+    target: Sizes, dtype: str, rows: int, prompt: int, new: int, nucleus: bool, device: str, branching: bool = False
+) -> int:
+    """Peak of a target that writes ``rows`` texts, and of their comparison with a draft at all positions, without the draft's weights.
+
+    With ``branching``, the target also extends the texts by a tree at each position.
+    """
+    compared = target.parameters * BYTES[dtype] + _distributions(rows * new, target.vocab, dtype, nucleus)
+    # Our own Llama copies all of its cache at once where texts change places; the models of transformers, a layer at a time.
+    copies = 2 if target.kind == "llama" else 1
+    tree = copies * _cache(target, dtype, BRANCHED, device) if branching else 0
+    return max(decoding(target, dtype, rows, prompt, new, device), compared + tree)
+
+
+def speculating(
+    target: Sizes,
+    draft: Sizes,
+    dtypes: tuple[str, str],
+    rows: int,
+    prompt: int,
+    new: int,
+    drafts: int,
+    draft_len: int,
+    nucleus: bool,
+    device: str,
+) -> int:
+    """Peak of decoding ``rows`` requests with ``drafts`` drafted sequences each, without the drafts' weights.
+
+    A draft's cache has a row for each sequence. So has the target's, but our own Llama reads the sequences of a request as a tree, in one row.
+    """
+    dtype, of_draft = dtypes
+    tokens = rows * (prompt + new)
+    copies = 1 if target.kind == "llama" else drafts
+    reading = _cache(target, dtype, tokens, device) + _reading(target, dtype, rows * prompt)
+    verifying = _cache(target, dtype, copies * tokens, device) + _cache(draft, of_draft, drafts * tokens, device)
+    verifying += _distributions(rows * drafts * (draft_len + 1), target.vocab, dtype, nucleus)
+    return target.parameters * BYTES[dtype] + max(reading, verifying)
 
 
 def training(

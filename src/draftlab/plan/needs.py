@@ -13,16 +13,22 @@ from draftlab.errors import UserError
 from draftlab.files.packages import PREFIX
 from draftlab.latency.settings import Engine
 from draftlab.latency.sizes import BYTES, Model, Sizes, known_models, read_model
-from draftlab.plan.memory import beside, decoding, heads, host, recorded, training
+from draftlab.plan.memory import beside, comparing, decoding, heads, host, recorded, speculating, training
 from draftlab.plan.run import Run
 from draftlab.plan.scale import MAIN, Pair
 from draftlab.stages import STAGES
+from draftlab.stages._decoding import Decoding
+from draftlab.stages.blocks import Settings as Blocks
 from draftlab.stages.break_even import Settings as BreakEven
+from draftlab.stages.live import Contest
 from draftlab.stages.medusa import Settings as Medusa
-from draftlab.train.settings import Offline, Serving, TimedServing
+from draftlab.stages.online_multidraft import Settings as Specialists
+from draftlab.train.settings import Offline, Serving, TimedServing, Training
 
 RECORDED = ("teacher", "none")
 """Sources of samples for which the target does not run again."""
+NOT_REPLAYED = {"traversal"}
+"""Schemes that the stage ``blocks`` always decodes live."""
 LEAST_MB = 2000
 """The fewest megabytes that a job requests, also where nothing is known of its models."""
 SHARD = 10**10
@@ -209,7 +215,11 @@ def _peak(run: Run, settings: Any) -> int | None:
     """The bytes that a variant takes on its device; None where that is not modelled."""
     if isinstance(settings, Engine):
         return _engine(run, settings)
-    if not isinstance(settings, Offline | Serving):
+    if isinstance(settings, Decoding):
+        return _drafted(run.settings.pairs[settings.pair], settings)
+    if isinstance(settings, Specialists):
+        return _specialists(run.settings.pairs[settings.pair], settings)
+    if not isinstance(settings, Training):
         return None
     pair = run.settings.pairs[settings.pair]
     draft, answer = model_of(pair, settings.draft), pair.answers.max_new_tokens
@@ -223,13 +233,53 @@ def _peak(run: Run, settings: Any) -> int | None:
     else:
         batch, rows = settings.batch, settings.micro_batch or settings.batch
     update = training(draft.sizes, rows, _context(pair, draft.sizes), answer, batch, settings.autocast)
-    if isinstance(settings, Serving) or (settings.sample_source in RECORDED and not settings.live):
+    if not isinstance(settings, Offline) or (settings.sample_source in RECORDED and not settings.live):
         return update
     if target is None:
         return None
     prompt = _context(pair, target.sizes) - answer
     rows = settings.sample_batch
     return beside(target.sizes, pair.answers.dtype, draft.sizes, update, rows, prompt, answer, settings.device)
+
+
+def _drafted(pair: Pair, settings: Decoding) -> int | None:
+    """The peak of target and draft that decode with several drafted sequences, or are compared along the target's texts."""
+    target, draft = model_of(pair, "target"), model_of(pair, "draft")
+    if target is None or draft is None:
+        return None
+    dtype, device, new = pair.answers.dtype, pair.answers.device, settings.max_new_tokens
+    rows, prompt, nucleus = settings.batch, _context(pair, target.sizes) - new, settings.top_p < 1
+
+    def decoding_live(rows: int, drafts: int) -> int:
+        sizes = (target.sizes, draft.sizes, (dtype, dtype), rows, prompt, new, drafts, settings.draft_len)
+        return speculating(*sizes, nucleus, device)
+
+    peaks = []
+    if not isinstance(settings, Contest) or isinstance(settings, Blocks):
+        branching = not isinstance(settings, Contest)
+        peaks.append(comparing(target.sizes, dtype, rows, prompt, new, nucleus, device, branching))
+    if isinstance(settings, Contest):
+        live = rows if not isinstance(settings, Blocks) or NOT_REPLAYED & set(settings.schemes) else settings.timed
+        peaks.append(decoding_live(live, max(settings.num_drafts)))
+    return draft.sizes.parameters * BYTES[dtype] + max(peaks)
+
+
+def _specialists(pair: Pair, settings: Specialists) -> int | None:
+    """The peak of a target beside drafts that learn one after the other, and then draft together: one per topic, a shared one, and the original.
+
+    Those that have learnt keep the gradients of their last update.
+    """
+    target, draft = model_of(pair, "target"), model_of(pair, "draft")
+    if target is None or draft is None:
+        return None
+    drafts, new = len(settings.topics), settings.max_new_tokens
+    prompt, dtypes = _context(pair, target.sizes) - new, (pair.answers.dtype, "float32")
+    rows, count = settings.batch or settings.requests, settings.update_interval
+    update = training(draft.sizes, count, _context(pair, draft.sizes), pair.answers.max_new_tokens, count)
+    learning = target.sizes.parameters * BYTES[dtypes[0]] + update
+    sizes = (target.sizes, draft.sizes, dtypes, rows, prompt, new, drafts, settings.draft_len)
+    together = speculating(*sizes, False, settings.device) + (8 + 4) * draft.sizes.parameters
+    return 8 * drafts * draft.sizes.parameters + max(learning, together)
 
 
 def _timed(pair: Pair, settings: TimedServing, draft: Sizes, answer: int) -> int | None:
