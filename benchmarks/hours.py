@@ -92,10 +92,14 @@ def run_rules(target: str, draft: str, requests: int, device: Device, card: Card
 
 def compared(run: Run, card: Card) -> Iterator[list[str]]:
     """For each job that the plan models and that has run: seconds by the plan, with prompts as long as the run's own, and by the clock."""
-    times = read_times([run.folder / "logs" / FILE])
+    times, lengths = read_times([run.folder / "logs" / FILE]), dict[str, int]()
     for job in jobs(run):
         name = job.name if job.rule in STAGES else f"{job.pair}/{job.rule}s/{job.name}"
-        if name in times and (predicted := seconds(run, job, card, prompt_length(run, job.pair))) is not None:
+        if name not in times:
+            continue
+        if job.pair not in lengths:
+            lengths[job.pair] = prompt_length(run, job.pair)
+        if (predicted := seconds(run, job, card, lengths[job.pair])) is not None:
             yield [job.rule, job.name, f"{predicted:,.0f}", f"{times[name]:,.0f}", f"{times[name] / predicted:.2f}"]
 
 

@@ -45,7 +45,7 @@ ROWS = {
     "wmt16": (4548885, 2169),
 }
 """Rows of the datasets on the hub, train and the split that is held out."""
-CUDA: dict[Device, str] = {
+NOT_SHOWN_ON: dict[Device, str] = {
     "cpu": "CUDA: its kernels, its memory, several GPUs, and the speed of anything (every time in these tables is of a toy)",
     "cuda": "the speed of anything (every time in these tables is of a toy), the memory of real models, and several GPUs",
 }
@@ -116,7 +116,7 @@ def rehearse(
             f"the hub answered {len(hub.requests)} requests, by status {counts}; {hub.broken} answers broke in their middle"
         )
     _print_results(run, whole, time.monotonic() - began)
-    print("A rehearsal cannot show:", *(f"* {line}" for line in (CUDA[device], *NOT_SHOWN)), sep="\n")
+    print("A rehearsal cannot show:", *(f"* {line}" for line in (NOT_SHOWN_ON[device], *NOT_SHOWN)), sep="\n")
     if done.returncode:
         raise UserError(
             "the rehearsal failed: see the jobs above", remedy="repair what they name, and go on with --keep"
