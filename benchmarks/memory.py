@@ -22,6 +22,9 @@ from draftlab.latency.sizes import BYTES, Sizes
 from draftlab.plan.memory import beside, comparing, decoding, speculating, training
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from draftlab.engine.recording import TargetPass
     from draftlab.models.llama import Llama
 
 EXACT = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
@@ -43,6 +46,7 @@ CASES: dict[str, dict[Device, list[tuple[str, tuple[int, ...]]]]] = {
         "cpu": [("38M", (8, 192, 64, 8)), ("85M", (8, 256, 64, 16)), ("162M", (4, 256, 96, 8))],
         "cuda": [("llama-160m", how) for how in PAPER_UPDATES],
     },
+    "online": {"cpu": [("38M", (8, 192, 64, 8)), ("85M", (8, 256, 64, 64)), ("162M", (4, 256, 96, 32))], "cuda": []},
     "beside a target": {"cpu": [], "cuda": [("llama-160m", (32, 2048, 128, 128))]},
     "several drafts": {
         "cpu": [("38M", (8, 256, 8, 8, 4)), ("85M", (8, 384, 8, 2, 4)), ("162M", (8, 512, 8, 4, 4))],
@@ -52,7 +56,7 @@ CASES: dict[str, dict[Device, list[tuple[str, tuple[int, ...]]]]] = {
     "trees": {"cpu": [("38M", (2, 256, 16)), ("85M", (2, 256, 16))], "cuda": []},
 }
 """Models and sizes by job. Decoding: requests, tokens of a prompt and of an answer. Training: requests in one forward, tokens of each, tokens of
-its answer, requests of the update. Beside a target: the same, where the draft writes the answers and ``TARGET`` scores them, ``AT_ONCE``
+its answer, requests of the update. Online: the same, as a draft learns that serves. Beside a target: the same, where the draft writes the answers and ``TARGET`` scores them, ``AT_ONCE``
 requests at a time. Several drafts: requests, tokens of a prompt and of an answer, sequences, tokens of each. Along texts and trees: as decoding.
 In the last three, the model's first ``DRAFT_LAYERS`` layers draft."""
 DRAFT_LAYERS = 2
@@ -143,6 +147,8 @@ def _run(job: str, name: str, how: tuple[int, ...], device: Device) -> float:
     ids = torch.arange(64, dtype=torch.int32).repeat(batch * answer, 1)
     seen = TargetPass(answers, Sampling(0.0), SIZES[name].vocab, kept, ids, 0)
     given = {"learning_rate": 1e-5, "batch": batch, "micro_batch": rows, "autocast": device == "cuda", "device": device}
+    if job == "online":
+        return _online(random_model(SIZES[name], "float32", device), seen, given, clock)
     target = random_model(SIZES[TARGET], _dtype(device), device) if job == "beside a target" else None
     scene = Scene(random_model(SIZES[name], "float32", device), seen, target, answer, (), AT_ONCE if target else None)
     times: list[float] = []
@@ -155,6 +161,23 @@ def _run(job: str, name: str, how: tuple[int, ...], device: Device) -> float:
         watch=lambda step: times.append(clock()),
     )
     return clock() - times[-1]
+
+
+def _online(draft: Llama, seen: TargetPass, given: Mapping[str, object], clock: Callable[[], float]) -> float:
+    """Seconds of an update of a draft that serves."""
+    import numpy as np
+
+    from draftlab.train import training
+    from draftlab.train.online import Lesson, learn
+    from draftlab.train.settings import Serving
+
+    settings = Serving.model_validate({**given, "update_interval": len(seen.answers)})
+    lessons = [Lesson(seen, request, np.arange(length)) for request, length in enumerate(seen.lengths)]
+    optimizer = training.adamw(draft, settings.learning_rate)
+    for _ in range(UPDATES):
+        began = clock()
+        learn(draft, optimizer, lessons, settings)
+    return clock() - began
 
 
 def _draft(job: str, name: str, how: tuple[int, ...], device: Device) -> None:
@@ -218,6 +241,8 @@ def predicted(job: str, name: str, how: tuple[int, ...], device: Device) -> int:
             peak = comparing(sizes, dtype, rows, prompt, new, NUCLEUS[job], device, job == "trees")
         return draft.parameters * BYTES[dtype] + peak
     rows, length, answer, batch = how
+    if job == "online":
+        return training(sizes, rows, length, answer, rows, device == "cuda", in_parts=rows < batch)
     update = training(sizes, rows, length, answer, batch, device == "cuda")
     if job == "training":
         return update

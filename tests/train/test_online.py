@@ -234,8 +234,9 @@ def test_a_lesson_holds_the_tokens_as_they_were_sampled(results):
     assert online.Lesson(warm, request, where).labels.tolist() == warm.answers[request].answer_ids[::2]
 
 
-def test_every_chosen_position_weighs_the_same(results, stream):
-    """Whatever the length of its answer: the loss of an update is the mean over positions, not over requests."""
+@pytest.mark.parametrize("micro_batch", [0, 1, 3])
+def test_every_chosen_position_weighs_the_same(results, stream, monkeypatch, micro_batch):
+    """Whatever the length of its answer: the loss of an update is the mean over positions, not over requests or micro-batches."""
     lengths = [12, 1, 5, 8]
     answers = [
         dataclasses.replace(answer, answer_ids=answer.answer_ids[:length])
@@ -243,15 +244,22 @@ def test_every_chosen_position_weighs_the_same(results, stream):
     ]
     cut = dataclasses.replace(stream.answers, answers=answers, begins=stream.answers.first_positions[:4])
     lessons = [online.Lesson(cut, request, np.arange(length)[::2]) for request, length in enumerate(lengths)]
-    draft, chosen = draft_of(results), settings()
+    by_hand, draft, chosen = draft_of(results), draft_of(results), settings(micro_batch=micro_batch, clip=0)
     alone = []
     for lesson in lessons:
         record = cut.answers[lesson.request]
-        logits = draft.answer_logits([record.prompt_ids], [record.answer_ids])[::2]
+        logits = by_hand.answer_logits([record.prompt_ids], [record.answer_ids])[::2]
         alone.append(losses_at(chosen.loss, logits, lesson.target_logits(), lesson.labels))
+    mean = torch.cat(alone).mean()
+    mean.backward()
+    read, forward = [], online.answer_logits
+    monkeypatch.setattr(online, "answer_logits", lambda draft, *of: read.append(len(of[0])) or forward(draft, *of))
     positions, loss = online.learn(draft, training.adamw(draft), lessons, chosen)
     assert positions == 6 + 1 + 3 + 4
-    assert loss == pytest.approx(float(torch.cat(alone).mean().detach()), rel=1e-5)
+    assert loss == pytest.approx(mean.item(), rel=1e-5)
+    for weight, same in zip(draft.parameters(), by_hand.parameters(), strict=True):
+        torch.testing.assert_close(weight.grad, same.grad, atol=1e-6, rtol=1e-3)
+    assert read == {0: [4], 1: [1, 1, 1, 1], 3: [3, 1]}[micro_batch]
 
 
 def test_a_stream_without_rejections_teaches_nothing(results, stream):

@@ -83,12 +83,20 @@ def speculating(
 
 
 def training(
-    model: Sizes, rows: int, length: int, answer: int, batch: int, autocast: bool = False, head: int = 0
+    model: Sizes,
+    rows: int,
+    length: int,
+    answer: int,
+    batch: int,
+    autocast: bool = False,
+    head: int = 0,
+    in_parts: bool = False,
 ) -> int:
     """Peak of an update of a model that proposes ``head`` tokens (0: any).
 
     It is the sum of weights and two moments in float32, the activations of ``rows`` requests of ``length`` tokens, their logits and the loss's,
-    and the target's distributions of the whole ``batch`` at its ``answer`` positions. Gradients are added if earlier rows of the batch left some.
+    and the target's distributions of the whole ``batch`` at its ``answer`` positions. Gradients are added if earlier rows of the batch left some,
+    or of an update ``in_parts``, each read with its own distributions.
     """
     size = 2 if autocast else 4
     layer = (
@@ -97,7 +105,7 @@ def training(
     activations = rows * length * (model.layers * layer + 4 * model.hidden)
     logits = rows * answer * (head or model.vocab) * 4 * 6
     stored = batch * answer * model.vocab * 4
-    gradients = 4 * model.parameters if batch > rows else 0
+    gradients = 4 * model.parameters if in_parts or batch > rows else 0
     return 12 * model.parameters + stored + max(4 * model.parameters, gradients + activations + logits)
 
 

@@ -228,11 +228,11 @@ def _peak(run: Run, settings: Any) -> int | None:
     target = model_of(pair, "target")
     if isinstance(settings, TimedServing):
         return _timed(pair, settings, draft.sizes, answer)
+    length = _context(pair, draft.sizes)
     if isinstance(settings, Serving):
-        batch = rows = settings.update_interval + settings.replay
-    else:
-        batch, rows = settings.batch, settings.micro_batch or settings.batch
-    update = training(draft.sizes, rows, _context(pair, draft.sizes), answer, batch, settings.autocast)
+        return _updating(draft.sizes, settings.update_interval + settings.replay, length, answer, settings)
+    rows = settings.micro_batch or settings.batch
+    update = training(draft.sizes, rows, length, answer, settings.batch, settings.autocast)
     if not isinstance(settings, Offline) or (settings.sample_source in RECORDED and not settings.live):
         return update
     if target is None:
@@ -240,6 +240,12 @@ def _peak(run: Run, settings: Any) -> int | None:
     prompt = _context(pair, target.sizes) - answer
     rows = settings.sample_batch
     return beside(target.sizes, pair.answers.dtype, draft.sizes, update, rows, prompt, answer, settings.device)
+
+
+def _updating(draft: Sizes, requests: int, length: int, answer: int, settings: Serving) -> int:
+    """The peak of an update on ``requests`` that were served."""
+    rows = min(settings.micro_batch or requests, requests)
+    return training(draft, rows, length, answer, rows, settings.autocast, in_parts=rows < requests)
 
 
 def _drafted(pair: Pair, settings: Decoding) -> int | None:
@@ -287,15 +293,17 @@ def _timed(pair: Pair, settings: TimedServing, draft: Sizes, answer: int) -> int
     target = model_of(pair, "target")
     if target is None:
         return None
-    rows = max(settings.batch, settings.update_interval + settings.replay)
+    requests = max(settings.batch, settings.update_interval + settings.replay)
     dtype, length = pair.answers.dtype, _context(pair, target.sizes)
     if isinstance(settings, Medusa):
+        rows = min(settings.micro_batch or requests, requests)
         return heads(target.sizes, dtype, draft, len(settings.widths), rows, length, answer)
     if not isinstance(settings, BreakEven) or (larger := model_of(pair, settings.larger)) is None:
         return None
     learners = 16 * draft.parameters * len(settings.intervals) + 4 * (draft.parameters + larger.sizes.parameters)
-    update = training(larger.sizes, rows, length, answer, rows, settings.autocast)
-    return target.sizes.parameters * BYTES[dtype] + learners + update
+    updates = [_updating(draft, max(settings.intervals), length, answer, settings)]
+    updates.append(_updating(larger.sizes, requests, length, answer, settings))
+    return target.sizes.parameters * BYTES[dtype] + learners + max(updates)
 
 
 def _engine(run: Run, settings: Engine) -> int | None:

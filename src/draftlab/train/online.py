@@ -230,10 +230,21 @@ def learn(
     lessons: Sequence[Lesson],
     settings: Serving,
 ) -> tuple[int, float]:
-    """One update on the mean loss over all positions of the lessons; returns their number and the loss. Without positions nothing happens."""
+    """One update on the mean loss over all positions of the lessons; returns their number and the loss. Without positions nothing happens.
+
+    ``micro_batch`` lessons (0: all) go through one forward pass.
+    """
     lessons = [lesson for lesson in lessons if len(lesson.where)]
     if not lessons:
         return 0, 0.0
+    count, size = sum(len(lesson.where) for lesson in lessons), settings.micro_batch or len(lessons)
+    parts = (lessons[start : start + size] for start in range(0, len(lessons), size))
+    losses = (_losses(learner, part, settings).sum() / count for part in parts)
+    return count, training.update(optimizer, losses, settings.clip)
+
+
+def _losses(learner: LanguageModel, lessons: Sequence[Lesson], settings: Serving) -> Float[Tensor, " chosen"]:
+    """The loss at each position of the lessons."""
     records = [lesson.answers.answers[lesson.request] for lesson in lessons]
     begins = np.cumsum([0, *(len(record.answer_ids) for record in records[:-1])])
     where = torch.from_numpy(np.concatenate([b + lesson.where for b, lesson in zip(begins, lessons, strict=True)]))
@@ -242,8 +253,7 @@ def learn(
     head = kept_by(learner)
     target_logits = torch.cat([lesson.target_logits(learner.device, head) for lesson in lessons])
     labels = torch.cat([lesson.labels for lesson in lessons])
-    loss = losses_at(settings.loss, logits, target_logits, labels, head).mean()
-    return len(where), training.update(optimizer, [loss], settings.clip)
+    return losses_at(settings.loss, logits, target_logits, labels, head)
 
 
 def check_interval(traffic: Traffic, settings: Serving) -> None:

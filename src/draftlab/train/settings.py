@@ -21,8 +21,8 @@ else:
 class Training(Settings):
     """Settings that offline and online distillation share.
 
-    ``batch``: requests per update when a draft is trained on recorded answers. ``micro_batch`` (0: all) of them go through one forward pass,
-    and gradients are added up. ``temperature``: at which target and draft decode; the loss is always at temperature 1.
+    ``batch``: requests per update when a draft is trained on recorded answers. ``micro_batch`` (0: all) requests of an update go through one
+    forward pass, and gradients are added up. ``temperature``: at which target and draft decode; the loss is always at temperature 1.
     """
 
     dataset: Dataset = ""
