@@ -5,12 +5,13 @@ from draftlab.files.digests import code_digest
 from draftlab.plan.command_line import flags, only_looks
 from draftlab.plan.config import RunConfig, content_of_model, context_of_drafts
 from draftlab.plan.experiment import Experiment, Finding, Layout, load_experiment
-from draftlab.plan.figure import Figure, module_of
+from draftlab.plan.figure import DESIGNED, Figure, module_of
 from draftlab.plan.grids import settings_error
 from draftlab.plan.run import Run, load_run
 from draftlab.plan.scale import Needs, Scale
 
 __all__ = [
+    "DESIGNED",
     "WORKFLOW",
     "Experiment",
     "Figure",

@@ -6,13 +6,21 @@ Where a column is expected, you can give a text with columns in braces, such as 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from string import Formatter
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
 from draftlab.core.measure import Measure
 from draftlab.core.settings import Settings
+
+DESIGNED = tuple(sorted(path.stem for path in Path(__file__).parents[1].glob("report/figures/[a-z]*_*.py")))
+"""The experiments whose figure has a module of its own in ``draftlab.report.figures``."""
+if TYPE_CHECKING:
+    Designed = str
+else:
+    Designed = Literal[DESIGNED]
 
 
 class Printed(Settings):
@@ -157,7 +165,7 @@ class Gaps(Settings):
 class Like(Settings):
     """The figure of another ``experiment``, whose module gets these ``options``."""
 
-    experiment: str
+    experiment: Designed
     options: dict[str, Any] = {}
 
 

@@ -12,27 +12,20 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from draftlab import plan
-from draftlab.errors import UserError
 from draftlab.report import tidy
 from draftlab.report.figures import forms
 from draftlab.report.figures.style import finish, save
 from draftlab.report.published import Published
-
-DESIGNED = sorted(path.stem for path in Path(__file__).parent.glob("[a-z]*_*.py"))
-"""The experiments whose figure has its own module."""
 
 
 def figure(experiment: str, table: pd.DataFrame, scale: str, published: Published, title: str = "") -> Figure:
     """Draw the experiment's figure, or an overview of its table if none is designed, with ``title`` above it."""
     experiment_plan = tidy.plan_of(experiment)
     block = experiment_plan.figure if experiment_plan else None
-    if (module := plan.module_of(experiment, block)) in DESIGNED:
+    if (module := plan.module_of(experiment, block)) in plan.DESIGNED:
         options = block.like.options if block and block.like else {}
         draw_module = importlib.import_module(f"draftlab.report.figures.{module}").draw
         drawn: Figure = draw_module(table, scale, published, **options)
-    elif block and block.like:
-        remedy = f"`like` may name {', '.join(DESIGNED)}"
-        raise UserError(f"{experiment}: no module draws {module!r}", remedy=remedy)
     elif experiment_plan is not None and block is not None:
         drawn = forms.draw(table, scale, published, block, experiment_plan.stage_kind.measures)
     else:

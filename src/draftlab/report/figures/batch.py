@@ -42,9 +42,7 @@ def draw(experiment: str, table: Path, scale: str, prefix: Path, *, own_target: 
     except KeyError as error:
         known = tidy.plan_of(experiment)
         module = plan.module_of(experiment, known.figure if known else None)
-        asker = (
-            f"report/figures/{module}.py" if module in figures.DESIGNED else f"workflow/experiments/{experiment}.yaml"
-        )
+        asker = f"report/figures/{module}.py" if module in plan.DESIGNED else f"workflow/experiments/{experiment}.yaml"
         raise tidy.no_column(error, table, experiment, rows, asker) from None
     return finding
 
