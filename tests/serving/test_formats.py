@@ -456,13 +456,12 @@ def test_a_draft_as_promised_is_not_called_stale() -> None:
 
 def test_a_stale_draft_is_named_with_the_request_from_which_it_is() -> None:
     found = judge([*requests(500, GOOD), *requests(300, BAD)])
-    assert (found.state, found.since) == ("stale", 501)
-    assert "since request 501" in found.text
+    assert found.state == "stale"
+    assert found.text.startswith("stale since request 501: ")
 
 
 def test_one_window_below_is_not_yet_stale() -> None:
-    found = judge([*requests(500, GOOD), *requests(100, BAD)])
-    assert (found.state, found.since) == ("falling", None)
+    assert judge([*requests(500, GOOD), *requests(100, BAD)]).state == "falling"
 
 
 def test_the_newest_requests_are_judged_and_named() -> None:
@@ -506,7 +505,7 @@ def test_counters_say_of_how_many_requests_they_are() -> None:
 
 def test_rows_without_speculation_count_where_a_draft_became_stale() -> None:
     found = judge([*[None] * 50, *requests(100, GOOD), *requests(300, BAD)])
-    assert (found.state, found.since) == ("stale", 151)
+    assert found.text.startswith("stale since request 151: ")
 
 
 def test_a_lookup_may_draft_fewer_tokens_than_the_longest_block() -> None:

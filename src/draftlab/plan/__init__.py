@@ -8,7 +8,7 @@ from draftlab.plan.experiment import Experiment, Finding, Layout, load_experimen
 from draftlab.plan.figure import DESIGNED, Figure, module_of
 from draftlab.plan.grids import settings_error
 from draftlab.plan.run import Run, load_run
-from draftlab.plan.scale import Needs, Scale
+from draftlab.plan.scale import Scale
 
 __all__ = [
     "DESIGNED",
@@ -17,7 +17,6 @@ __all__ = [
     "Figure",
     "Finding",
     "Layout",
-    "Needs",
     "Run",
     "RunConfig",
     "Scale",

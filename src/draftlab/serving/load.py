@@ -23,7 +23,6 @@ from draftlab.serving.profiles import Profile
 from draftlab.serving.simulate import Served, fit, serve
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.figure import Figure
 
 DRAFT_LENS = tuple(range(9))

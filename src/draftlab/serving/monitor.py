@@ -132,14 +132,10 @@ def _block_variance(counts: SpeculationCounts) -> float:
 
 @dataclass(frozen=True)
 class Status:
-    """``state`` is ``as promised``, ``better``, ``falling`` (one window below), ``stale``, ``recovered`` or ``not yet known``.
-
-    ``since`` counts requests.
-    """
+    """``state`` is ``as promised``, ``better``, ``falling`` (one window below), ``stale``, ``recovered`` or ``not yet known``."""
 
     state: str
     text: str
-    since: int | None = None
 
 
 def judge(rows: Iterable[SpeculationCounts | None], promise: Promise) -> Status:
@@ -193,8 +189,8 @@ def judge(rows: Iterable[SpeculationCounts | None], promise: Promise) -> Status:
     text = f"{middle:.2f} tokens a step [{low:.2f}, {high:.2f}], promised {promised.low:.2f} to {promised.high:.2f}"
     text += where + left_out
     if high < promised.low and before.length()[2] < promised.low:
-        since = 1 if not windowed else since if windows_below else recent[0][0]
-        return Status("stale", f"stale{f' since request {since}' if windowed else ''}: {text}", since)
+        begin = f" since request {since if windows_below else recent[0][0]}" if windowed else ""
+        return Status("stale", f"stale{begin}: {text}")
     state = "better" if low > promised.high else "falling" if high < promised.low else "as promised"
     if once_stale and state != "falling":
         return Status("recovered", f"recovered: {text}{once_stale}")

@@ -19,10 +19,9 @@ from draftlab.serving.traces import Arrivals
 
 @dataclass(frozen=True)
 class Served:
-    """The times of each request, in seconds, and what the server did.
+    """The times of each request that fits the cache, in seconds, and what the server did.
 
-    ``batch`` is the mean, over all blocks, of the number of requests that emit one in the same step. ``refused`` counts requests too large for
-    the cache even alone.
+    ``batch`` is the mean, over all blocks, of the number of requests that emit one in the same step.
     """
 
     arrived: Float64[np.ndarray, " requests"]
@@ -32,7 +31,6 @@ class Served:
     steps: int
     preempted: int
     batch: float
-    refused: int
 
     @property
     def whole(self) -> Float64[np.ndarray, " requests"]:
@@ -187,8 +185,7 @@ def serve(
             last[ids[finished]] = now
             running = running[:, ~finished]
     mean_batch = weighted / max(decoded, 1)
-    refused = int((~fits).sum())
-    return Served(arrived[fits], first[fits], last[fits], outputs[fits], steps, preempted, mean_batch, refused)
+    return Served(arrived[fits], first[fits], last[fits], outputs[fits], steps, preempted, mean_batch)
 
 
 def _step_ms(
