@@ -83,16 +83,18 @@ def submitted(folder, rule, target, *words):
 
 
 @pytest.mark.workflow
-@pytest.mark.parametrize(("pair", "asked"), [("main", 1), ("multidraft", 3)])
-def test_one_pair_may_ask_for_more_threads(tmp_path, pair, asked):
+def test_one_pair_may_ask_for_more_threads(tmp_path):
     folder = copy_checkout(tmp_path / "checkout")
-    (folder / "sizes.yaml").write_text("needs: {pairs.multidraft: {threads: 3}}\n")
-    files = ["data/dolly/eval.jsonl", *(f"{pair}/models/{role}/config.json" for role in ("target", "draft"))]
+    sizes = folder / "sizes.yaml"
+    sizes.write_text("needs: {pairs.multidraft: {threads: 3}}\n")
+    asked = plan.load_run({"scale": "smoke", "sizes": str(sizes)}, plan.WORKFLOW).settings.asked
+    assert (asked("pairs", "main").threads, asked("pairs", "multidraft").threads) == (1, 3)
+    files = ["data/dolly/eval.jsonl", *(f"multidraft/models/{role}/config.json" for role in ("target", "draft"))]
     for file in files:
         (folder / "results/mine" / file).parent.mkdir(parents=True, exist_ok=True)
         (folder / "results/mine" / file).touch()
     words = ("--cores", "8", "--config", "scale=smoke", "name=mine", "sizes=sizes.yaml")
-    assert submitted(folder, "pairs", f"results/mine/{pair}/pairs/dolly.safetensors", *words) == f"pairs {asked}\n"
+    assert submitted(folder, "pairs", "results/mine/multidraft/pairs/dolly.safetensors", *words) == "pairs 3\n"
 
 
 @pytest.mark.workflow
