@@ -329,7 +329,7 @@ def test_no_token_is_read_twice() -> None:
     assert draft.read == sum(trace.drafted) + fully
 
 
-def test_context_may_be_filled_to_the_last_place(expected: list[list[int]]) -> None:
+def test_context_may_be_filled_to_the_last_place() -> None:
     prompt = [3] * 44
     for prompts in ([prompt], [prompt, [1, 5]]):
         decoded = decode(prompts, draft_len=7, eos_ids=[])

@@ -52,7 +52,7 @@ def test_a_guess_is_certain_and_other_positions_are_uniform(target):
     torch.testing.assert_close(to_probs(logits[3], Sampling(1.0)), torch.full((320,), 1 / 320, dtype=torch.float64))
 
 
-def test_a_joined_draft_predicts_where_lookup_has_no_guess(target):
+def test_a_joined_draft_predicts_where_lookup_has_no_guess():
     draft = small_llama(16, 1)
     prompts, answers = [[1, 2, 5, 1]], [[2, 5, 9, 7]]
     joined = Lookup(draft, joined=True).answer_logits(prompts, answers)

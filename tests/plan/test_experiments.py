@@ -792,7 +792,7 @@ def test_other_answers_have_a_folder_of_their_own(change):
     assert run.name == f"smoke-{next(iter(change))}"
 
 
-def test_a_scale_extends_another_and_names_the_experiments_it_runs(tmp_path):
+def test_a_scale_extends_another_and_names_the_experiments_it_runs():
     """What the shorter scale says wins, key by key; null removes; the rest is the longer one's."""
     long, short = (plan.load_run({"scale": scale}, WORKFLOW) for scale in ("smollm2", "smollm2_short"))
     assert set(short.experiments) < set(long.experiments), "the short one leaves some out"
@@ -902,7 +902,7 @@ def test_with_single_models_named_the_other_experiments_stay():
     assert changed == [("main", "target"), ("multidraft", "target")]
 
 
-def test_a_run_on_your_own_prompts_does_what_answers_for_them_and_no_more(tmp_path):
+def test_a_run_on_your_own_prompts_does_what_answers_for_them_and_no_more():
     run = plan.load_run({"scale": "laptop", "dataset": "mine.jsonl"}, WORKFLOW)
     assert set(run.experiments) == {"osd_offline", "osd_latency_dataset"}
     variants = run.cells("osd_offline")["prompts"]

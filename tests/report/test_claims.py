@@ -128,7 +128,7 @@ def test_direction_flips_with_the_table(known, tables):
     assert bad.loc["osd.alpha_rises", "verdict"] == "contradicts"
 
 
-def test_the_t5_half_of_a_claim_is_answered_by_the_t5_tables(known, tables):
+def test_the_t5_half_of_a_claim_is_answered_by_the_t5_tables(known):
     """The lines of Figure 3 are those of T5, not those of Table 1; no table of the Llama pair answers a claim about T5."""
     names = ["T1.alpha_offline", "F3.offline_line", "F3.online_late_approx"]
     t5 = {"osd_offline_t5": TABLES["osd_offline"](), "osd_online_t5": TABLES["osd_online"]()}

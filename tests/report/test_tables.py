@@ -211,7 +211,7 @@ HOSTILE = [
 ]
 
 
-def test_labels_of_a_dataset_are_text_in_every_format(tmp_path):
+def test_labels_of_a_dataset_are_text_in_every_format():
     """The name of a class is no command of LaTeX, no cell or tag of Markdown, no formula of a spreadsheet."""
     assert [tables._escape(label) for label in (HOSTILE[0], HOSTILE[4])] == [
         r"\textbackslash{}input\{/etc/passwd\}",

@@ -58,7 +58,7 @@ def test_distillation_raises_alpha_on_held_out_requests(results, tmp_path):
     assert facts["runs"][0]["positions"] == 30 * sum(train.lengths)
 
 
-def test_an_embedding_can_stay_as_it_is(results, tmp_path):
+def test_an_embedding_can_stay_as_it_is(results):
     """The head learns; the embedding does not, and the optimizer keeps no state for it."""
     chosen = settings(keeps_embedding=True)
     draft = folders.Folders(results / "answers", results / "models").draft(chosen)

@@ -127,7 +127,7 @@ def test_online_learns_on_a_stream_that_repeats(results, stream):
     assert alpha(rows) > alpha(static) + 0.1
 
 
-def test_requests_without_a_position_to_learn_cost_no_training(results, stream, monkeypatch):
+def test_requests_without_a_position_to_learn_cost_no_training(results, stream):
     def server(draft, traffic, requests, *_):
         lessons = [online.Lesson(traffic.answers, r, np.arange(r % 2)) for r in requests]
         return online.serve_unchanged(draft, traffic.take(requests), 3), lessons
@@ -352,7 +352,7 @@ def test_requests_behind_a_gate_are_served_and_not_learnt(results, stream):
     assert torch.equal(before, weights(draft))
 
 
-def test_seeds_give_other_orders_of_the_same_requests(results, stream):
+def test_seeds_give_other_orders_of_the_same_requests(stream):
     again, other = stream.reordered(0), stream.reordered(1)
     ids = [[answer.id for answer in t.answers.answers] for t in (stream, again, other)]
     assert ids[0] == ids[1] != ids[2]
@@ -499,7 +499,7 @@ def test_a_bin_holds_the_same_requests_in_every_seed(results, tmp_path, streams)
     assert set(places[0]) == set(places[1]) == set(range(0, max(places[0]) + 1, 4))
 
 
-def test_a_stream_in_time_keeps_its_course(results, stream):
+def test_a_stream_in_time_keeps_its_course(stream):
     """Neighbours change places; nothing else does."""
     timed = dataclasses.replace(stream, group=["a", "b"] * 24).reordered(1, 6, in_time=True)
     bins = timed.request // 2 // 6

@@ -224,11 +224,6 @@ def table(report: FileSummary) -> str:
     return "\n".join(f"{name:<{width}}  {excerpt(str(value))}" for name, value in lines)
 
 
-def as_json(report: FileSummary) -> dict[str, Any]:
-    """The report as one JSON object."""
-    return {**asdict(report), "usable": report.usable}
-
-
 def check_file(
     file: tyro.conf.Positional[Path],
     *,
@@ -242,6 +237,6 @@ def check_file(
     report = check(file, dataset=dataset, tokenizer=tokenizer, against=against, max_chars=max_chars)
     print(table(report))
     if out is not None:
-        write_json(out, as_json(report))
+        write_json(out, {**asdict(report), "usable": report.usable})
     if not report.usable:
         raise UserError("it has fewer than two different prompts", file=file, remedy="see the reasons above")

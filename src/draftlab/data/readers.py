@@ -73,10 +73,10 @@ def _bad(name: str, line: int, problem: str, text: str = "", detail: str = "") -
     return RawRow(name, line, excerpt(": ".join(filter(None, (detail, text)))), problem)
 
 
-def _deeper(value: Any, levels: int) -> bool:
-    """Whether lists and objects in ``value`` are nested more than ``levels`` deep."""
+def _too_deep(value: Any) -> bool:
+    """Whether lists and objects in ``value`` are nested more than ``DEEPEST`` levels deep."""
     inside = [value]
-    for _ in range(levels):
+    for _ in range(DEEPEST):
         inside = [v for i in inside for v in (i.values() if isinstance(i, dict) else i) if isinstance(v, dict | list)]
     return bool(inside)
 
@@ -121,7 +121,7 @@ class _Decoder:
         if not isinstance(value, dict):
             return value, end, f"a JSON {type(value).__name__}, not an object", ""
         part = text[start:end]
-        if part.count("[") + part.count("{") > DEEPEST and _deeper(value, DEEPEST):
+        if part.count("[") + part.count("{") > DEEPEST and _too_deep(value):
             self._faults.append(("nested too deeply", ""))
         elif not well_formed(part) or ("\\u" in part and not well_formed(json.dumps(value, ensure_ascii=False))):
             self._faults.append(("not UTF-8, or a lone surrogate", ""))

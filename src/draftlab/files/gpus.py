@@ -29,7 +29,7 @@ def visible() -> list[str]:
         return []
 
 
-def claim(count: int, gpus: list[str], wait: float = 1.0) -> list[str]:
+def claim(count: int, gpus: list[str]) -> list[str]:
     """Lock ``count`` of ``gpus`` until this process (also after ``exec``) ends; wait until that many are free."""
     said = False
     while True:
@@ -52,7 +52,7 @@ def claim(count: int, gpus: list[str], wait: float = 1.0) -> list[str]:
         if not said:
             print(f"waiting for {count} free of the GPUs {', '.join(gpus)}", file=sys.stderr, flush=True)
         said = True
-        time.sleep(wait)
+        time.sleep(1.0)
 
 
 def main() -> None:

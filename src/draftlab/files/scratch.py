@@ -44,11 +44,11 @@ def _lives(pid: int) -> bool:
     return True
 
 
-def die_with_parent(parent: int = 0) -> None:
+def die_with_parent(parent: int) -> None:
     """Let the system kill this process when its parent ends; also if ``parent`` has already ended. Linux only."""
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(PDEATHSIG, signal.SIGKILL)
-        if parent and os.getppid() != parent:
+        if os.getppid() != parent:
             os.kill(os.getpid(), signal.SIGKILL)
 
 

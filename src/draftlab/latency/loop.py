@@ -129,7 +129,7 @@ class Alone:
         draft_len: Callable[[], int],
         temperature: float,
         rng: np.random.Generator | None,
-        min_prob: float = 0.0,
+        min_prob: float,
     ) -> None:
         self.target, self.draft, self.draft_len = target, draft, draft_len
         self.temperature, self.min_prob, self.rng = temperature, min_prob, rng or np.random.default_rng(0)

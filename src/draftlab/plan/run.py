@@ -86,7 +86,8 @@ class Run(Settings):
                 needed.add(rest[0])
         models = {key: model for key, model in self.settings.named_models.items() if key.split(".")[1] in pairs}
         scale = WORKFLOW / "scales" / f"{self.scale}.yaml"
-        missing = {key.removeprefix("pairs."): model for key, model in models.items() if _is_missing_gguf(model)}
+        files = {key.removeprefix("pairs."): model for key, model in models.items() if model.endswith(".gguf")}
+        missing = {key: file for key, file in files.items() if not os.path.exists(file)}
         if missing:
             named = ", ".join(f"{key}: FILE" for key in missing)
             remedy = f"its first lines say where to get them; put them here, or give models='{{{named}}}'; draftlab plan works without"
@@ -235,10 +236,6 @@ def run_of(config: Iterable[str]) -> Run:
     """The run of ``KEY=VALUE`` arguments, as for ``snakemake --config``."""
     given = {key: _value(text) for key, _, text in (argument.partition("=") for argument in config)}
     return load_run(given, WORKFLOW)
-
-
-def _is_missing_gguf(model: str) -> bool:
-    return model.endswith(".gguf") and not os.path.exists(model)
 
 
 def _value(text: str) -> Any:

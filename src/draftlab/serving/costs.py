@@ -47,7 +47,7 @@ class BlockCosts:
         return float(models + self.loop[0, column])
 
 
-def from_probes(rows: pd.DataFrame, context: float, seed: int = 0) -> BlockCosts:
+def from_probes(rows: pd.DataFrame, context: float) -> BlockCosts:
     """BlockCosts at batch 1 and the nearest context, from probes of ``latency.cost.calibrate``: medians over resampled blocks.
 
     Costs drift within minutes. Where they were probed at several moments, each draw takes place at one of them, as future requests will, and
@@ -72,7 +72,7 @@ def from_probes(rows: pd.DataFrame, context: float, seed: int = 0) -> BlockCosts
         raise UserError(
             "the probes of costs hold NaN, or one block alone", remedy="measure them again, or give --hardware"
         )
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     moments = labelled["moment"].nunique()
     blocks = len(tables) // moments
     starts = rng.integers(0, moments, (DRAWS, 1)) * blocks

@@ -72,7 +72,7 @@ def judge(name: str, rows: pd.DataFrame, costs: BlockCosts) -> Option:
     replayed, stream = _at(held_out, best), _at(_stream(rows), best)
     has_draft = bool(replayed["steps"].any())
     verdict = outcome(best.speedup, replayed)
-    model_costs = costs if has_draft else _without_steps(costs)
+    model_costs = costs if has_draft else replace(costs, step=0 * costs.step, catch_up=0 * costs.catch_up)
     if name.startswith("lookup"):
         model_costs = replace(model_costs, loop=costs.loop + costs.lookup)
     longest = best.model_copy(update={"draft_len": held_out["draft_len"].max()})
@@ -108,10 +108,6 @@ def _at(rows: pd.DataFrame, at: AtLength | Option) -> pd.DataFrame:
     """The rows of one draft length, proposal and threshold."""
     same = (rows["proposal"] == at.proposal) & (rows["threshold"] == at.threshold)
     return rows[same & (rows["draft_len"] == at.draft_len)].sort_values("request_id")
-
-
-def _without_steps(costs: BlockCosts) -> BlockCosts:
-    return replace(costs, step=np.zeros_like(costs.step), catch_up=np.zeros_like(costs.catch_up))
 
 
 def _reason(

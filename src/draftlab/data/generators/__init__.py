@@ -7,7 +7,7 @@ a draft sees nothing else before distillation, so that its acceptance starts low
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
 
@@ -65,10 +65,10 @@ def rows(dataset: str, split: str, *, seed: int, space: str = "service") -> Iter
         yield row
 
 
-def public_documents(n: int, seed: int, *, prose_share: float = 0.5, datasets: Sequence[str] = FOUR) -> Iterator[str]:
+def public_documents(n: int, seed: int, *, prose_share: float = 0.5) -> Iterator[str]:
     """Yield ``n`` texts to pretrain a draft on: prose, and answers from the ``public`` name space without their prompts."""
     draw = Random(f"{seed}/public")
-    draws = [_draws(name, "public", seed, "public") for name in datasets]
+    draws = [_draws(name, "public", seed, "public") for name in FOUR]
     for _ in range(n):
         if draw.random() < prose_share:
             yield paragraph(draw)

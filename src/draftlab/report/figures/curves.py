@@ -143,9 +143,7 @@ def _set_x_ticks(ax: Axes, estimates: pd.DataFrame, x: str, series: str | None, 
         ax.minorticks_off()
 
 
-def curves(
-    ax: Axes, rows: pd.DataFrame, x: str, series: str | None, order: Sequence[str] = (), apart: float = 0.0
-) -> None:
+def curves(ax: Axes, rows: pd.DataFrame, x: str, series: str | None, order: Sequence[str], apart: float = 0.0) -> None:
     """Draw one line per value of ``series``; a series with a single ``x`` becomes a horizontal level.
 
     A known series has its own look, others get one by their place in ``order``. Lines are shifted by ``apart`` along ``x``, so that no
