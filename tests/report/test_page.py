@@ -95,6 +95,9 @@ def test_everything_is_in_the_page(known, text):
     reproduced = re.search(r'data-verdict="reproduced"><b>(\d+)</b>', text)[1]
     assert sum(counts) == int(reproduced)
     assert "corrected for the number of comparisons" in text
+    assert re.search(
+        r"Of the \d+ verdicts that rest on an interval, chance alone would on average make at most \d", text
+    )
     rows = len(known.numbers) + len(known.statements)
     assert text.count('<td class="note">') >= rows
 

@@ -45,8 +45,14 @@ def test_it_names_every_statement_that_did_not_hold_and_counts_each_verdict(copy
     assert [claim for claim in wrong["quantity"] if f"| {claim} |" not in text] == []
     assert f" {len(wrong)} do not:" in text
     score = text.split("<!-- begin:score -->")[1].split("<!-- end:score -->")[0]
-    names, _, counts = ([cell.strip() for cell in line.split("|")[1:-1]] for line in score.strip().splitlines())
+    *lines, _, chance = score.strip().splitlines()
+    names, _, counts = ([cell.strip() for cell in line.split("|")[1:-1]] for line in lines)
     assert dict(zip(names, map(int, counts), strict=True)) == rows["verdict"].value_counts().to_dict()
+    decided = rows["verdict"].isin(["same direction", "printed size excluded", "undecided", "contradicts"])
+    of_intervals = sum(decided & (rows["ci_low"] != ""))
+    assert 0 < of_intervals < sum(decided)
+    assert chance.startswith(f"Of the {of_intervals} verdicts that rest on an interval, ")
+    assert f"at most {of_intervals / 40:.1f} " in chance
 
 
 @pytest.mark.parametrize(("name", "count"), readme.REAL_ANSWERS.items())

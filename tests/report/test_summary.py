@@ -84,7 +84,7 @@ def test_no_scheme_accepts_more_than_its_optimum(run):
 
 
 def test_a_page_on_your_own_prompts_begins_with_the_answer(run):
-    (run / "claims.csv").write_text("claim_id,setting,published,verdict,note\n")
+    (run / "claims.csv").write_text("claim_id,setting,published,ci_low,verdict,note\n")
     report_page.write(run, "laptop", run / "report.html", ["dataset=<b>.jsonl"])
     page = (run / "report.html").read_text()
     assert (

@@ -27,7 +27,7 @@ from draftlab.serving import verdict
 from draftlab.serving.costs import BlockCosts, from_probes
 from draftlab.serving.load import TOO_LARGE
 from draftlab.serving.monitor import read_promise
-from draftlab.serving.speedup import break_even, speedup
+from draftlab.serving.speedup import around_mean, break_even, speedup
 from draftlab.serving.traces import Arrivals
 from draftlab.serving.verdict_format import NAMES, Option, Verdict
 from tests.pair import make_results, run_cell
@@ -342,6 +342,27 @@ def test_a_draft_after_a_lookup_costs_the_steps_that_it_makes_under_load_too():
     found = verdict.judge("lookup_first", rows, costs)
     alone = verdict.under_load(rows, found, costs, 0.001, None)
     assert alone[0].by_length[found.draft_len] == pytest.approx(found.speedup.estimate, abs=0.06)
+
+
+def test_the_interval_of_a_few_simulations_holds_a_further_one():
+    draws = np.random.default_rng(0).normal(1.2, 0.1, (2000, verdict.LOADS + 1))
+    ranges = [around_mean(few) for few in draws[:, 1:]]
+    held = [at.low <= further <= at.high for at, further in zip(ranges, draws[:, 0], strict=True)]
+    assert np.mean(held) == pytest.approx(0.95, abs=0.015)
+    assert ranges[0].estimate == pytest.approx(draws[0, 1:].mean())
+
+
+def test_the_interval_under_load_comes_from_all_simulations(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(verdict, "ARRIVALS", 40)
+    monkeypatch.setattr(verdict, "LOADS", 4)
+    seen: list[np.ndarray] = []
+    monkeypatch.setattr(verdict, "around_mean", lambda draws: seen.append(draws) or around_mean(draws))
+    rows, costs = table(0.6, spread=0.3), from_probes(probes(), 100)
+    loads = verdict.under_load(rows, verdict.judge("distilled", rows, costs), costs, 0.01, None)
+    assert [len(draws) for draws in seen] == [4] * len(verdict.SHARES)
+    assert all(
+        at.speedup.low < draws.min() <= draws.max() < at.speedup.high for at, draws in zip(loads, seen, strict=True)
+    )
 
 
 @pytest.mark.parametrize("trace", [False, True])

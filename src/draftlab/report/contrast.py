@@ -285,7 +285,7 @@ def shift(interval: Interval, by: float) -> Interval:
 def correct(interval: Interval, comparisons: int) -> Interval:
     """Widen an interval so that all ``comparisons`` together have 95 % (Bonferroni).
 
-    Each half is stretched by Student's quantile, because the bootstrap alone is too narrow for few units: over 3 it covers 77 %.
+    Each half is stretched by Student's quantile, because the bootstrap alone is too narrow for few units: over 3 it covers 75 %.
     """
     stretch = _quantile(comparisons, _degrees(interval)) / _quantile(1)
     middle = interval.estimate

@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import pandas as pd
 
-from draftlab.core.stats import Interval
+from draftlab.core.stats import CONFIDENCE, Interval
 from draftlab.errors import UserError
 from draftlab.plan import Scale
 from draftlab.report import tidy
@@ -90,6 +90,22 @@ def judge_claims(
     statements = published.statements.items()
     rows += [_statement_row(name, claim, tables, scale, setting, checked) for name, claim in statements]
     return pd.DataFrame(rows)
+
+
+def by_chance(claims: pd.DataFrame) -> str:
+    """How many of these rows of ``claims.csv`` would contradict the papers by chance alone, in a sentence; empty if none has an interval.
+
+    The interval of a true sign lies on the other side in at most 2.5 % of repeats, for all comparisons of a row together.
+    """
+    decided = claims["verdict"].isin(["same direction", "printed size excluded", "undecided", "contradicts"])
+    count = int((decided & pd.to_numeric(claims["ci_low"], errors="coerce").notna()).sum())
+    if not count:
+        return ""
+    share = (1 - CONFIDENCE) / 2
+    return (
+        f"Of the {count} verdicts that rest on an interval, chance alone would on average make at most {share * count:.1f} "
+        f'"contradicts" ({100 * share:g} %).'
+    )
 
 
 def _row(claim: Mapping[str, str], judgement: Judgement, experiments: Sequence[str], tables: Tables) -> dict[str, Any]:

@@ -53,6 +53,17 @@ def range_of(draws: Float64[np.ndarray, " draws"]) -> Range:
     return Range(estimate=float(draws[0]), low=float(low), high=float(high))
 
 
+def around_mean(draws: Float64[np.ndarray, " draws"]) -> Range:
+    """The mean of a few draws, and the 95 % interval of a further one by Student's quantile: the quantiles of six draws hold it in 68 % of cases."""
+    mean, count = float(draws.mean()), len(draws)
+    if count < 2:
+        return Range(estimate=mean, low=mean, high=mean)
+    from scipy.special import stdtrit  # slow to load
+
+    margin = float(stdtrit(count - 1, 0.975) * draws.std(ddof=1) * np.sqrt(1 + 1 / count))
+    return Range(estimate=mean, low=max(mean - margin, 0.0), high=mean + margin)
+
+
 def speedup(rows: pd.DataFrame, costs: BlockCosts, future: int = 0) -> Range:
     """The speed-up on ``future`` requests (0: as many as ``rows``) like the ones in ``rows``, all of one option, proposal and draft length."""
     column = int(rows["draft_len"].iloc[0]) - 1

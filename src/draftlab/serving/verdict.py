@@ -19,11 +19,11 @@ from draftlab.serving.load import CONTEXTS, Goal, best_lengths, fitting, sweep
 from draftlab.serving.profiles import Profile
 from draftlab.serving.speedup import (
     around,
+    around_mean,
     break_even,
     ceiling,
     conversations,
     outcome,
-    range_of,
     ratio,
     speedup,
     too_few,
@@ -261,7 +261,7 @@ def under_load(
             AtLoad(
                 rate=at,
                 draft_len=length,
-                speedup=range_of(np.array([np.mean(draws), *draws])),
+                speedup=around_mean(np.array(draws)),
                 by_length={int(str(k)): float(gain) for k, gain in gains[at].items()},
                 left_out=dict(requests.left_out),
             )
