@@ -204,7 +204,10 @@ def _relate(contrast: Contrast, one: pd.DataFrame, two: pd.DataFrame, tables: Ta
     one, two = one.reindex(units, fill_value=0.0), two.reindex(units, fill_value=0.0)
     left, right = (one["above"], one["below"]), (two["above"], two["below"])
     value = shift(stats.percent_of(left, right), less) if percent else stats.ratio_difference(*left, *right)
-    return replace(value, freedom=freedom) if least > 1 else undecided(value)
+    if least < 2:
+        return undecided(value)
+    by = 1.0 if freedom is None else stats.quantile(1, freedom) / stats.quantile(1, value.n - 1)
+    return stats.stretch(replace(value, freedom=freedom), by)
 
 
 def _freedom(one: pd.DataFrame, two: pd.DataFrame, *, relative: bool) -> float | None:
@@ -283,39 +286,21 @@ def shift(interval: Interval, by: float) -> Interval:
 
 
 def correct(interval: Interval, comparisons: int) -> Interval:
-    """Widen an interval so that all ``comparisons`` together have 95 % (Bonferroni).
-
-    Each half is stretched by Student's quantile, because the bootstrap alone is too narrow for few units: over 3 it covers 75 %.
-    """
-    stretch = _quantile(comparisons, _degrees(interval)) / _quantile(1)
-    middle = interval.estimate
-    return replace(
-        interval, low=middle - (middle - interval.low) * stretch, high=middle + (interval.high - middle) * stretch
-    )
+    """Widen an interval so that all ``comparisons`` together have 95 % (Bonferroni)."""
+    degrees = _degrees(interval)
+    return stats.stretch(interval, stats.quantile(comparisons, degrees) / stats.quantile(1, degrees))
 
 
 def smallest_detectable(interval: Interval, comparisons: int, power: float) -> float:
     """The smallest difference that would be detected with probability ``power``, from the interval's width; NaN without an interval."""
-    error = (interval.high - interval.low) / (2 * _quantile(1))
-    return (_quantile(comparisons, _degrees(interval)) + NormalDist().inv_cdf(power)) * error
+    degrees = _degrees(interval)
+    error = (interval.high - interval.low) / (2 * stats.quantile(1, degrees))
+    return (stats.quantile(comparisons, degrees) + NormalDist().inv_cdf(power)) * error
 
 
 def _degrees(interval: Interval) -> float:
     """The degrees of freedom of an interval's standard error."""
     return interval.n - 1 if interval.freedom is None else interval.freedom
-
-
-def _quantile(comparisons: int, degrees: float = 0) -> float:
-    """How many bootstrap standard errors a 95 % interval extends to each side, for so many comparisons; without degrees, as for many.
-
-    The bootstrap divides by ``n`` where ``n - 1`` is right, hence the root.
-    """
-    level = 1 - (1 - stats.CONFIDENCE) / (2 * comparisons)
-    if degrees <= 0:
-        return NormalDist().inv_cdf(level)
-    from scipy.special import stdtrit  # slow to load
-
-    return math.sqrt(1 + 1 / degrees) * float(stdtrit(degrees, level))
 
 
 def bounds(interval: Interval) -> tuple[float, float]:
