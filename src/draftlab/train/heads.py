@@ -23,7 +23,9 @@ def coverage(draft: LanguageModel, answers: Iterable[Sequence[int]]) -> float | 
     kept = kept_by(draft)
     if kept is None:
         return None
-    return float(torch.isin(torch.tensor([token for answer in answers for token in answer]), kept.cpu()).double().mean())
+    return float(
+        torch.isin(torch.tensor([token for answer in answers for token in answer]), kept.cpu()).double().mean()
+    )
 
 
 def answer_logits(
