@@ -22,7 +22,7 @@ from draftlab.core.verify.tree import TreeVerifier
 from draftlab.engine.generate import generate
 from draftlab.engine.replay import agreement, walk
 from draftlab.engine.replay_drafts import Survival, Texts, blocks, ceiling, survival
-from draftlab.engine.speculate import speculate
+from draftlab.engine.speculate import BlockTrace, speculate
 from draftlab.errors import UserError
 from tests.engine.test_replay import EOS, LONGEST, VOCAB, distribution, texts
 from tests.engine.test_speculate import make, near
@@ -132,6 +132,25 @@ PROMPTS = [[1, 2 + i % 9] for i in range(300)]
 SAMPLING = Sampling(1.2, top_p=0.95)
 
 
+def decode_live(
+    verifier: TokenVerifier | TreeVerifier, drafts: list[Sampling], seed: int, **options: Any
+) -> list[BlockTrace]:
+    return speculate(
+        MODEL, DRAFT, PROMPTS, draft_len=3, num_drafts=len(drafts), verifier=verifier, sampling=SAMPLING, draft_sampling=drafts,
+        max_new_tokens=24, eos_ids=[0], generator=torch.Generator().manual_seed(seed), **options,
+    ).traces  # fmt: skip
+
+
+def write_along(seed: int) -> Texts:
+    """A text of the target for each prompt."""
+    generator = torch.Generator().manual_seed(seed)
+    written = generate(MODEL, PROMPTS, sampling=SAMPLING, max_new_tokens=24, eos_ids=[0], generator=generator)
+    with torch.inference_mode():
+        target, drafted = (model.answer_logits(PROMPTS, written) for model in (MODEL, DRAFT))
+    token = torch.tensor([token for text in written for token in text])
+    return Texts(to_probs(target, SAMPLING), drafted, token, [len(text) for text in written])
+
+
 def check_against_live(
     verifier: TokenVerifier | TreeVerifier,
     drafts: list[Sampling],
@@ -144,17 +163,9 @@ def check_against_live(
     widths: tuple[int, ...] | None = None,
 ) -> None:
     """Blocks per request of live decoding and of replay, 300 requests each: the difference lies within four standard errors."""
-    options = {"max_new_tokens": 24, "eos_ids": [0], "generator": torch.Generator().manual_seed(seed)}
-    traces = speculate(
-        MODEL, DRAFT, PROMPTS, draft_len=3, num_drafts=len(drafts), verifier=verifier, tail=tail, sampling=SAMPLING,
-        draft_sampling=drafts, tree=tree, **options,
-    ).traces  # fmt: skip
+    traces = decode_live(verifier, drafts, seed, tail=tail, tree=tree)
     live = np.array([[len(trace.emitted), sum(trace.accepted)] for trace in traces], float)
-    written = generate(MODEL, PROMPTS, sampling=SAMPLING, **options)
-    with torch.inference_mode():
-        target, drafted = (model.answer_logits(PROMPTS, written) for model in (MODEL, DRAFT))
-    token = torch.tensor([token for text in written for token in text])
-    along = Texts(to_probs(target, SAMPLING), drafted, token, [len(text) for text in written])
+    along = write_along(100 + seed)
     (survived,) = survival([verifier], along, list(dict.fromkeys(drafts)), groups)
     counted = blocks(survived, along.lengths, first or groups, 3, tail, widths)
     ours = np.stack([counted.stopped.sum(1), counted.accepted.sum(1)], 1)
@@ -173,6 +184,25 @@ def test_a_sampled_run_of_the_live_loop_agrees(name: str, hot: list[float], tail
     groups = (3,) if len(set(hot)) == 1 else (1, 2)
     verifier = (TOKEN_VERIFIERS | VERIFIERS_BY_PATH)[name]
     check_against_live(verifier, [Sampling(t, top_p=0.95) for t in hot], groups, 1, tail=tail)
+
+
+def test_the_error_of_a_difference_falls_at_least_five_times() -> None:
+    """Tokens per target call of the optimal scheme less those of SpecInfer, at the same requests: each decoded live, or along one text."""
+    schemes, drafts = [TOKEN_VERIFIERS[name] for name in ("optimal", "specinfer")], [Sampling(1.5, top_p=0.95)] * 3
+    live, along = [], write_along(seed=100)
+    for seed, verifier in enumerate(schemes):
+        traces = decode_live(verifier, drafts, seed)
+        live.append(np.array([[sum(trace.emitted), len(trace.emitted)] for trace in traces], float))
+    counted = [blocks(found, along.lengths, (3,), 3) for found in survival(schemes, along, drafts[:1], (3,))]
+    ours = [np.stack([one.emitted.sum(1), one.stopped.sum(1)], 1) for one in counted]
+
+    def error(one: np.ndarray, other: np.ndarray) -> float:
+        residuals = [
+            (sums[:, 0] - sums[:, 0].sum() / sums[:, 1].sum() * sums[:, 1]) / sums[:, 1].mean() for sums in (one, other)
+        ]
+        return float((residuals[0] - residuals[1]).std() / len(one) ** 0.5)
+
+    assert error(*live) > 5 * error(*ours) > 0
 
 
 @pytest.mark.parametrize(("name", "widths"), [("optimal", (1, 3, 1)), ("rrs", (2, 2, 1)), ("k_seq", (2, 1, 2))])

@@ -105,6 +105,11 @@ def test_quantities_are_the_measures_in_rows(table: pd.DataFrame) -> None:
     assert set(found.loc[found["scheme"] == "ceiling", "quantity"]) == {"tokens per call"}
 
 
+def test_without_timed_requests_no_quantity_is_a_time(inputs: live.Inputs) -> None:
+    found = blocks.quantities(run(inputs, schemes=["k_seq"]))
+    assert set(found["quantity"]) == {"acceptance", "tokens per call"}
+
+
 def test_depths_are_for_what_is_replayed(inputs: live.Inputs) -> None:
     for changes in ({"timed": 1}, {"ceiling": True}):
         with pytest.raises(ValueError, match="by_depth cannot be combined with timed or ceiling"):

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from scipy.stats import t
 
 from draftlab.core import theory
+from draftlab.core.tree import Tree
 from draftlab.engine.answers import Answer
 from draftlab.errors import UserError
 from draftlab.files.json_files import write_jsonl
@@ -556,6 +557,27 @@ def test_branches_in_one_call_give_the_logits_of_each_alone(models: dict[str, Pa
         np.testing.assert_allclose(model.extend([6]), alone.extend([6]), atol=1e-4)
         again = latency_branches.verify_branches(model, 2, branches[:2])
         np.testing.assert_allclose(again[4:], alone.extend([2, *branches[1]])[1:], atol=1e-4)
+
+
+def test_a_tree_in_one_call_gives_the_logits_of_each_path_alone(models: dict[str, Path], tmp_path: Path) -> None:
+    """An uneven tree: two nodes branch, and leaves are at three depths."""
+    export(models["target"], tmp_path / "target.gguf", vocabulary=False)
+    tree = Tree.of_parents([0, 0, 1, 1, 2, 2, 0, 4])
+    tokens = [10, 3, 4, 5, 8, 9, 7, 2]
+    with (
+        LlamaCpp(tmp_path / "target.gguf", EngineOptions(sequences=tree.leaves + 1, shared=True)) as model,
+        LlamaCpp(tmp_path / "target.gguf") as alone,
+    ):
+        model.prefill([1, 5, 9])
+        alone.prefill([1, 5, 9])
+        logits = latency_branches.verify_tree(model, tokens, tree.parents.tolist())
+        assert len(logits) == len(tokens), "each token is read once"
+        for path in tree.paths.tolist():
+            nodes = list(dict.fromkeys(path))
+            np.testing.assert_allclose(logits[nodes], alone.extend([tokens[node] for node in nodes]), atol=1e-4)
+            alone.trim(3)
+        model.drop_branches()
+        np.testing.assert_allclose(model.extend([6]), alone.extend([6]), atol=1e-4)
 
 
 def test_branch_experiment_in_llama_cpp(models: dict[str, Path]) -> None:

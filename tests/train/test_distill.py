@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import shutil
 import subprocess
 import sys
 
@@ -68,6 +69,22 @@ def test_an_embedding_can_stay_as_it_is(results):
     changed = {name for name, value in own.draft.named_parameters() if not torch.equal(value, before[name])}
     assert changed == set(before) - {"embed"}
     assert len(training.adamw(own.draft).param_groups[0]["params"]) == len(before) - 1
+
+
+def test_the_share_of_held_out_tokens_in_a_trimmed_head_is_recorded(results, tmp_path):
+    """A draft can propose no other tokens, and a head covers less of new answers than of those that it was chosen from."""
+    mine = tmp_path / "mine"
+    shutil.copytree(results, mine)
+    draft, tokenizer = load_model(mine / "models/draft"), load_tokenizer(mine / "models/draft")
+    answers = [answer.answer_ids for answer in load_pass(mine / "answers/toy.eval").answers]
+    kept = sorted({token for answer in answers[::2] for token in answer})
+    trim_head(draft, kept).save(mine / "models/draft")
+    tokenizer.save(mine / "models/draft")
+    _, facts = run(mine, tmp_path / "out", sample_source="none", loss="none")
+    every = [token for answer in answers for token in answer]
+    assert facts["runs"][0]["head_coverage"] == sum(token in kept for token in every) / len(every) < 1
+    _, facts = run(results, tmp_path / "whole", sample_source="none", loss="none")
+    assert "head_coverage" not in facts["runs"][0]
 
 
 def test_recorded_distributions_are_spread_where_the_draft_is(results):

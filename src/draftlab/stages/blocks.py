@@ -205,15 +205,16 @@ def _costs(decoded: pd.DataFrame) -> pd.DataFrame:
 
 
 def quantities(rows: pd.DataFrame) -> pd.DataFrame:
-    """Acceptance, block efficiency and the cost of selection, each in a separate row."""
+    """Acceptance, block efficiency and, where requests were timed, the cost of selection, each in a separate row."""
     import pandas as pd
 
-    rows = rows.assign(select_ms=1000 * rows["select_seconds"])
     parts = {
         "acceptance": (rows["accepted"], rows["judged"]),
         "tokens per call": (rows["emitted"], rows["blocks"]),
-        "selection, ms": (rows["select_ms"], rows["timed_blocks"]),
     }
+    if "select_seconds" in rows:  # requests were timed
+        rows = rows.assign(select_ms=1000 * rows["select_seconds"])
+        parts["selection, ms"] = (rows["select_ms"], rows["timed_blocks"])
     frames = [rows.assign(quantity=name, above=above, below=below) for name, (above, below) in parts.items()]
     return pd.concat(frames, ignore_index=True).query("below > 0")
 

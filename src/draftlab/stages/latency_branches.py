@@ -104,16 +104,33 @@ def verify_branches(
 ) -> Float32[np.ndarray, "nodes vocab"]:
     """Logits after ``last``, then after each token of each branch in turn, from one call: branches share the cache and the root.
 
-    Follow it with ``drop_branches``. Needs a shared cache with ``len(branches) + 1`` sequences; branches are equally long.
+    Follow it with ``drop_branches``. Needs a shared cache with ``len(branches) + 1`` sequences.
     """
-    start, width = len(model.tokens), len(branches[0])
-    members = range(1, len(branches) + 1)
-    for member in members:
-        model.branch(member)
-    tokens = [last, *(token for branch in branches for token in branch)]
-    positions = [start, *(start + 1 + index for _ in branches for index in range(width))]
-    sequences = [tuple(members), *((member,) for member in members for _ in range(width))]
-    return model.decode(tokens, positions, sequences)
+    parents = [0]
+    for branch in branches:
+        parents += [0, *range(len(parents), len(parents) + len(branch) - 1)]
+    return verify_tree(model, [last, *(token for branch in branches for token in branch)], parents)
+
+
+def verify_tree(model: LlamaCpp, tokens: Sequence[int], parents: Sequence[int]) -> Float32[np.ndarray, "nodes vocab"]:
+    """Logits after each token of a tree, from one call that reads each token once, whatever the number of leaves below it.
+
+    Node 0 is the last known token, and ``parents`` are earlier nodes, as in ``core.tree``. Each leaf is a sequence of llama.cpp, and a token
+    belongs to the sequences of all leaves below it. Follow it with ``drop_branches``. Needs a shared cache with a sequence more than leaves.
+    """
+    start, depths = len(model.tokens), [0] * len(parents)
+    members: list[list[int]] = [[] for _ in parents]
+    inner = set(parents[1:])
+    for node in range(1, len(parents)):
+        depths[node] = depths[parents[node]] + 1
+    for sequence, leaf in enumerate((node for node in range(1, len(parents)) if node not in inner), 1):
+        model.branch(sequence)
+        node = leaf
+        while node:
+            members[node].append(sequence)
+            node = parents[node]
+        members[0].append(sequence)
+    return model.decode(tokens, [start + depth for depth in depths], members)
 
 
 STAGE = stage_of(__name__, inputs=Target, exclusive=True, needs_gpu_build=True)

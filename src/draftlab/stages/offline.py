@@ -69,6 +69,7 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     from draftlab.engine.answers import loops
     from draftlab.train import parallel
     from draftlab.train.folders import Folders
+    from draftlab.train.heads import coverage
     from draftlab.train.offline import distil
     from draftlab.train.sources import LIVE, Scene
 
@@ -94,7 +95,8 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
         looping=rows["request_id"].map(looping.__getitem__),
         parameters=folders.parameters(settings.draft),
     )
-    return rows, folders.facts(effort)
+    covered = coverage(draft, (answer.answer_ids for answer in held_out.answers))
+    return rows, folders.facts(effort) | ({} if covered is None else {"head_coverage": covered})
 
 
 def draft_length(rows: pd.DataFrame, cost_ratio: float = 0.1) -> pd.DataFrame:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from jaxtyping import Float, Int
@@ -16,6 +16,16 @@ from draftlab.models.products import has_fast_bfloat16
 def kept_by(draft: LanguageModel) -> Int[Tensor, " head"] | None:
     """The tokens of a trimmed head; None: the whole vocabulary."""
     return draft.kept if isinstance(draft, Llama) else None
+
+
+def coverage(draft: LanguageModel, answers: Iterable[Sequence[int]]) -> float | None:
+    """The share of the answers' tokens that are in a trimmed head: the draft can propose no others. None: its head is whole."""
+    kept = kept_by(draft)
+    if kept is None:
+        return None
+    return float(
+        torch.isin(torch.tensor([token for answer in answers for token in answer]), kept.cpu()).double().mean()
+    )
 
 
 def answer_logits(
