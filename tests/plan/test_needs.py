@@ -145,6 +145,20 @@ def test_the_schemes_that_are_always_decoded_live_are_those_without_a_replay() -
     assert {name for name, one in trees.items() if one.selected is None} == needs.NOT_REPLAYED
 
 
+def test_a_draft_that_is_distilled_before_it_serves_takes_the_memory_of_its_larger_updates() -> None:
+    planned = run(experiments="osd_online")
+    settings = [variant.settings for cell in planned.cells("osd_online").values() for variant in cell]
+    static = next(one for one in settings if one.warm_on == "stream" and not one.warm_fair)
+    small = known_models()["JackFram/llama-160m"].sizes
+
+    def peak(**changed: object) -> int | None:
+        return needs._peak(planned, static.model_copy(update=changed))
+
+    assert peak() == training(small, 8, 2048, 128, 128, autocast=True)
+    assert peak(micro_batch=0) == training(small, 128, 2048, 128, 128, autocast=True) > 150e9
+    assert peak(micro_batch=0, warm_fair=True) == peak(micro_batch=0, warm_on="nothing") < 5e9
+
+
 def test_a_run_that_downloads_nothing_asks_for_nothing() -> None:
     said = said_of(plan.load_run({"scale": "smoke"}, WORKFLOW))
     assert not any(line.startswith("requires access") for line in said)

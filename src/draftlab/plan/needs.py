@@ -22,6 +22,7 @@ from draftlab.stages.blocks import Settings as Blocks
 from draftlab.stages.break_even import Settings as BreakEven
 from draftlab.stages.live import Contest
 from draftlab.stages.medusa import Settings as Medusa
+from draftlab.stages.online import Settings as Online
 from draftlab.stages.online_multidraft import Settings as Specialists
 from draftlab.train.settings import Offline, Serving, TimedServing, Training
 
@@ -230,9 +231,9 @@ def _peak(run: Run, settings: Any) -> int | None:
         return _timed(pair, settings, draft.sizes, answer)
     length = _context(pair, draft.sizes)
     if isinstance(settings, Serving):
-        return _updating(draft.sizes, settings.update_interval + settings.replay, length, answer, settings)
-    rows = settings.micro_batch or settings.batch
-    update = training(draft.sizes, rows, length, answer, settings.batch, settings.autocast)
+        served = _updating(draft.sizes, settings.update_interval + settings.replay, length, answer, settings)
+        return max(served, _distilling(draft.sizes, _batch_before(settings), length, answer, settings))
+    update = _distilling(draft.sizes, settings.batch, length, answer, settings)
     if not isinstance(settings, Offline) or (settings.sample_source in RECORDED and not settings.live):
         return update
     if target is None:
@@ -240,6 +241,21 @@ def _peak(run: Run, settings: Any) -> int | None:
     prompt = _context(pair, target.sizes) - answer
     rows = settings.sample_batch
     return beside(target.sizes, pair.answers.dtype, draft.sizes, update, rows, prompt, answer, settings.device)
+
+
+def _batch_before(settings: Serving) -> int:
+    """The requests of an update of the draft that is distilled besides the one that learns while it serves; 0 if there is none."""
+    if not isinstance(settings, Online):
+        return settings.batch
+    if settings.warm_on == "nothing":
+        return 0
+    return settings.update_interval if settings.warm_fair else settings.batch
+
+
+def _distilling(draft: Sizes, batch: int, length: int, answer: int, settings: Training) -> int:
+    """The peak of an update on ``batch`` recorded answers."""
+    rows = min(settings.micro_batch or batch, batch)
+    return training(draft, rows, length, answer, batch, settings.autocast)
 
 
 def _updating(draft: Sizes, requests: int, length: int, answer: int, settings: Serving) -> int:
