@@ -413,6 +413,28 @@ def test_a_killed_run_ends_with_the_same_weights(results, tmp_path, monkeypatch,
     assert torch.equal(weights(straight.draft), weights(resumed.draft))
 
 
+def test_counts_by_token_go_on_with_the_distillation_that_was_killed(results, tmp_path, monkeypatch):
+    stage = STAGES["tokens"]
+    chosen, inputs = stage.settings(**VALUES), inputs_of(results, stage.inputs)
+    straight, _ = stage.run(chosen, inputs, Bench(tmp_path / "straight"))
+    monkeypatch.setattr(training, "CHECKPOINT_SECONDS", 0.0)
+    update, steps = training.update, []
+
+    def killed(*given):
+        steps.append(given[-1])
+        if len(steps) == 10:
+            raise Killed
+        return update(*given)
+
+    (tmp_path / "killed").mkdir()
+    monkeypatch.setattr(training, "update", killed)
+    with pytest.raises(Killed):
+        stage.run(chosen, inputs, Bench(tmp_path / "killed"))
+    resumed, _ = stage.run(chosen, inputs, Bench(tmp_path / "killed"))
+    assert len(steps) == 48 + 1
+    pd.testing.assert_frame_equal(resumed, straight)
+
+
 @pytest.mark.parametrize("what", ["nothing", "draft", "answers", "distribution", "length"])
 def test_a_checkpoint_of_another_draft_or_target_is_left_aside(results, tmp_path, monkeypatch, what):
     monkeypatch.setattr(training, "CHECKPOINT_SECONDS", 0.0)
