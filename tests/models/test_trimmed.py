@@ -1,5 +1,6 @@
 """A draft with a trimmed head has the same logits and counts in llama.cpp, and widened to the whole vocabulary in any engine."""
 
+import shutil
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -10,6 +11,7 @@ import torch
 from draftlab.engine.recording import record
 from draftlab.engine.replay import replay
 from draftlab.errors import UserError
+from draftlab.files.gguf_header import read_header
 from draftlab.latency.inflate import inflate
 from draftlab.latency.loop import decode, fixed, speculate
 from draftlab.models import gguf, hf, llama_cpp, load_model
@@ -17,6 +19,7 @@ from draftlab.models.backend import check_pair
 from draftlab.models.gguf import export
 from draftlab.models.llama import Llama, LlamaConfig
 from draftlab.models.llama_cpp import LlamaCpp
+from draftlab.models.tokenizer import train_tokenizer
 from draftlab.models.trimmed import read_head, table_path, widen
 from draftlab.train.designs import trim_head
 from tests.models.test_lookup import passages
@@ -97,8 +100,17 @@ def test_a_file_without_its_table_is_refused_and_freed(
     ):
         LlamaCpp(file)
     assert len(freed) == 1
-    with pytest.raises(UserError, match="no text"):
-        export(models["draft"], tmp_path / "text.gguf")
+
+
+def test_a_file_with_text_has_the_whole_vocabulary(models: dict[str, Path], tmp_path: Path) -> None:
+    folder = shutil.copytree(models["draft"], tmp_path / "draft")
+    train_tokenizer(["some text"], 320).save(folder)
+    expected = logits_of(folder)
+    export(folder, tmp_path / "text.gguf")
+    assert not table_path(tmp_path / "text.gguf").exists()
+    assert "tokenizer.ggml.tokens" in read_header(tmp_path / "text.gguf").metadata
+    with LlamaCpp(tmp_path / "text.gguf") as engine:
+        assert engine.greedy(TOKENS).tolist() == expected.argmax(-1).tolist()
 
 
 def test_a_table_of_another_head_is_refused(

@@ -10,8 +10,10 @@ import pytest
 import yaml
 
 from draftlab import plan
+from draftlab.files.gguf_header import read_header
 from draftlab.files.tables import table_bytes
 from draftlab.files.weights import parameter_count
+from draftlab.models.gguf import export
 from draftlab.models.tokenizer import train_tokenizer
 from tests.checkout import copy_checkout, jobs, snakemake
 from tests.conftest import ROOT
@@ -91,6 +93,13 @@ def test_a_kept_draft_is_exported(checkout):
     words = ["--allowed-rules", "export_draft", "--config", "scale=laptop", "--", made]
     snakemake(checkout, *words, cores=1)
     assert parameter_count(checkout / made) == parameter_count(cell / "draft")
+    target = checkout / "results/laptop/main/models/target"
+    small_llama(32, 1).save(target)
+    train_tokenizer(["other words"], 320).save(target)
+    export(target, target / "model.gguf")
+    snakemake(checkout, "--force", *words, cores=1)
+    tokens = [read_header(file).metadata["tokenizer.ggml.tokens"] for file in (checkout / made, target / "model.gguf")]
+    assert tokens[0] == tokens[1], "the vocabulary of the target's own file"
     planned = jobs(snakemake(checkout, "-n", "export_drafts", "--config", "scale=laptop"))
     assert planned["export_draft"] > 5
 

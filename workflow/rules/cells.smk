@@ -114,12 +114,17 @@ rule export_draft:
         **resources_of("export_draft"),
     params:
         cell=subpath(input.rows, parent=True),
+        original=lambda wildcards: (
+            f"results/{wildcards.run}/{RUN.pair_of(wildcards.experiment, wildcards.cell)}/models/target/model.gguf"
+        ),
         code=code("models.gguf"),
     message:
         "Export the draft of {wildcards.experiment} {wildcards.cell}"
     shell:
         r"""
-        draftlab gguf export --model {params.cell:q}/draft --out {output.gguf:q} >{log:q} 2>&1
+        # A target that was a GGUF file has a vocabulary that its tokenizer.json does not hold.
+        if [ -e {params.original:q} ]; then original=(--vocabulary-of {params.original:q}); else original=(); fi
+        draftlab gguf export --model {params.cell:q}/draft "${{original[@]}}" --out {output.gguf:q} >{log:q} 2>&1
         """
 
 

@@ -25,7 +25,7 @@ from draftlab.files.scratch import scratch
 from draftlab.models.checkpoint import Array, Checkpoint, Shapes, expected_shapes, head_counts, head_dim, t5_depths
 from draftlab.models.config import read_config
 from draftlab.models.tokenizer import chat_templates
-from draftlab.models.trimmed import HEAD_TOKENS, TABLE_DIGEST, cut_vocabulary, table_path
+from draftlab.models.trimmed import HEAD_TOKENS, TABLE_DIGEST, cut_vocabulary, table_path, widen
 
 Weights = Literal["f32", "f16", "bf16", "q8_0", "q4_0"]
 Kind = gguf.GGMLQuantizationType
@@ -57,18 +57,19 @@ def export(
 
     Matrices are stored as ``weights`` (as f16 if a row cannot be cut into blocks of 32), and vectors as f32.
     ``vocabulary=False`` leaves the tokenizer out: such a file decodes token ids, which is all that a latency measurement
-    needs, but not text. Anything that llama.cpp could not run is a ``UserError``. A trimmed head becomes the file's vocabulary, and a table
-    of embeddings is written next to the file (``models.trimmed``). ``vocabulary_of``: the GGUF file of a draft's target, whose vocabulary the
+    needs, but not text. Anything that llama.cpp could not run is a ``UserError``. A trimmed head is widened first; without a vocabulary
+    it becomes the file's, and a table of embeddings is written next to the file (``models.trimmed``). ``vocabulary_of``: the GGUF file of a draft's target, whose vocabulary the
     draft gets.
     """
     config = read_config(model)
     if not config.get("head_tokens"):
         _export_folder(config, model, out, weights, vocabulary_of or vocabulary)
         return
-    if vocabulary_of or vocabulary:
-        remedy = "export ids alone (--no-vocabulary), or a folder with the whole vocabulary first: draftlab widen"
-        raise UserError("the vocabulary of a trimmed head has no text", file=model, remedy=remedy)
     with scratch() as temporary:
+        if vocabulary_of or vocabulary:
+            widen(model, whole := temporary / "whole")
+            _export_folder(read_config(whole), whole, out, weights, vocabulary_of or vocabulary)
+            return
         small = temporary / "head"
         config = cut_vocabulary(model, small, weights != "f32", table_path(out))
         config[HEAD_TOKENS] = str(config["vocab_size"])
