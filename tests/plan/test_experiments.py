@@ -195,6 +195,10 @@ FIXED = {"epochs": 1, "batch": 8, "learning_rate": 0.1}
 STREAMED = {"of": ["spider"], "learning_rate": 0.1, "batch": 8, "update_interval": 8}
 REQUESTS = {"requests": 1, "max_new_tokens": 4, "draft_len": 3}
 LATENCY = {"alpha": [0.5], "draft_len": [3], "blocks": 1, "rounds": 1}
+SERVED = {"dataset": "spider", "learning_rate": 1e-3, "batch": 8, "update_interval": 8} | {
+    "inner": {"method": {"online": {}, "static": {"learns": False}}}
+}
+PRICED = {"dataset": "spider", "learning_rate": 1e-3, "batch": 8, "requests": 8, "intervals": [2], "measurements": 1}
 LIVE = {"num_drafts": [2], "draft_temperature": [1.0], "draft_len": 4, "requests": 1, "batch": 1, "max_new_tokens": 1}
 NO_AXIS = "an axis is a list of values or a mapping from names to settings, with at least one entry"
 
@@ -236,6 +240,12 @@ NO_AXIS = "an axis is a list of values or a mapping from names to settings, with
         ({"stage": "latency_alpha", "axes": {}, "fixed": LATENCY | {"draft_len": [0]}}, "draft_len.*greater than 0"),
         ({"stage": "latency_alpha", "axes": {}, "fixed": LATENCY | {"gpu_layers": -7}}, "gpu_layers.*equal to -1"),
         ({"stage": "latency_alpha", "axes": {}, "fixed": LATENCY | {"inflated_layers": -3}}, "inflated_layers"),
+        ({"stage": "latency_alpha", "axes": {}, "fixed": LATENCY | {"device": "cuda"}}, "device is for backend torch"),
+        ({"stage": "latency_alpha", "axes": {}, "fixed": LATENCY | {"backend": "torch", "gpu_layers": 1}}, "gpu_layers is for backend llama_cpp"),
+        ({"stage": "break_even", "axes": {}, "fixed": PRICED | {"update_interval": 8}}, "update_interval.*equal to 0"),
+        ({"stage": "break_even", "axes": {}, "fixed": PRICED | {"learns": False}}, "unknown key 'learns'"),
+        ({"fixed": FIXED | {"save": "kd", "inner": {"method": {"kl": {}}}}}, r"save: no method 'kd'.*those that learn: kl"),
+        ({"stage": "online", "axes": {}, "fixed": SERVED | {"save": "static"}}, "save: no method 'static'.*: online"),
         ({"stage": "live", "axes": {}, "fixed": LIVE | {"schemes": ["k_sec"]}}, r"schemes.*'k_seq\+block'.*not 'k_sec'"),
         ({"stage": "live", "axes": {}, "fixed": LIVE | {"schemes": ["k_seq"], "num_drafts": [0]}}, "num_drafts"),
     ],

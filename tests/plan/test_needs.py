@@ -151,8 +151,8 @@ def test_a_draft_that_is_distilled_before_it_serves_takes_the_memory_of_its_larg
     static = next(one for one in settings if one.warm_on == "stream" and not one.warm_fair)
     small = known_models()["JackFram/llama-160m"].sizes
 
-    def peak(**changed: object) -> int | None:
-        return needs._peak(planned, static.model_copy(update=changed))
+    def peak(**changed: object) -> int:
+        return needs._peak(planned, static.model_copy(update=changed)) or 0
 
     assert peak() == training(small, 8, 2048, 128, 128, autocast=True)
     assert peak(micro_batch=0) == training(small, 128, 2048, 128, 128, autocast=True) > 150e9

@@ -213,6 +213,7 @@ def test_a_rate_given_twice_is_simulated_once(tmp_path: Path) -> None:
         ({"goal_per_token": float("nan")}, "goals of"),
         ({"goal_first": -1.0}, "goals of"),
         ({"seed": -1}, "a seed of -1"),
+        ({"trace": Path("t"), "burst": 4.0}, "--burst is for random arrivals"),
         ({"prompt": 10**6}, "no request fits the cache"),
         ({"prompt": 10**6, "rates": ()}, "no request fits the cache"),
     ],

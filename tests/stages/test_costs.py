@@ -126,9 +126,7 @@ def even(**changes) -> break_even.Settings:
         "context": 16,
         "larger": "draft",
     }
-    return break_even.Settings(
-        **(values | {"learning_rate": 1e-2, "batch": 4, "update_interval": 8, "draft_len": 3} | changes)
-    )
+    return break_even.Settings(**(values | {"learning_rate": 1e-2, "batch": 4, "draft_len": 3} | changes))
 
 
 def test_break_even_prices_every_contender_on_the_same_requests(results: Path, tmp_path: Path):

@@ -29,7 +29,7 @@ SERVES = LEARNS | {"update_interval": 8}
 REPLAYS = SERVES | {"epochs": 1, "ceiling": 2}
 FEW = {"draft_len": 2, "requests": 2, "batch": 2, "max_new_tokens": 6}
 DECODES = FEW | {"top_k": [5], "num_drafts": [2], "draft_temperature": [1.2]}
-TIMED = SERVES | {"requests": 16}
+TIMED = LEARNS | {"requests": 16}
 HEADS = {"warm": ["other"], "warm_requests": 8, "heads_learning_rate": 1e-3, "widths": [2, 1, 1]}
 CELLS: dict[str, tuple[str, dict[str, Any]]] = {
     "offline": ("offline", LEARNS | {"epochs": 1, "micro_batch": 4, "autocast": True, "live": True, "probes": 1}),
@@ -43,7 +43,9 @@ CELLS: dict[str, tuple[str, dict[str, Any]]] = {
     "replay_log_sampled": ("replay_log", REPLAYS | {"draft_lens": [2], "temperature": 1.0}),
     "medusa": (
         "medusa",
-        TIMED | HEADS | {"verifiers": ["rrs", "greedy", "typical"], "live_requests": 2, "timed_updates": 1},
+        TIMED
+        | HEADS
+        | {"update_interval": 8, "verifiers": ["rrs", "greedy", "typical"], "live_requests": 2, "timed_updates": 1},
     ),
     "break_even": ("break_even", TIMED | {"intervals": [4], "larger": "draft", "measurements": 1, "context": 16}),
     "live": ("live", DECODES | {"schemes": ["plain", "single", "importance_truncated", "rrs", "gls", "k_seq+block"]}),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from draftlab.core.settings import Device, NonNegativeInt, Settings
 
@@ -29,3 +29,11 @@ class Engine(Settings):
     threads: int = Field(gt=0, default=1)
     gpu_layers: int = Field(0, ge=-1)
     seed: NonNegativeInt = 0
+
+    @model_validator(mode="after")
+    def _runs_where_it_says(self) -> Engine:
+        if self.device != "cpu" and self.backend != "torch":
+            raise ValueError("device is for backend torch: llama.cpp takes gpu_layers")
+        if self.gpu_layers and self.backend == "torch":
+            raise ValueError("gpu_layers is for backend llama_cpp: torch takes a device")
+        return self

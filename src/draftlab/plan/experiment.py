@@ -168,7 +168,13 @@ class Experiment(Settings):
             check_datasets([name for variant in variants for name in _datasets(variant.settings)], where)
             if len({getattr(variant.settings, "pair", "") for variant in variants}) > 1:
                 raise where.error("pair differs inside a cell", ["pair"], remedy="make it an axis: a cell has one pair")
-        return [variant for variants in cells.values() for variant in variants]
+        every = [variant for variants in cells.values() for variant in variants]
+        learn = [str(one.labels.get("method")) for one in every if getattr(one.settings, "learns", True)]
+        for name in dict.fromkeys(getattr(one.settings, "save", "") for one in every):
+            if name and name not in learn:
+                remedy = f"those that learn: {', '.join(dict.fromkeys(learn))}"
+                raise where.error(f"save: no method {name!r} whose draft could be kept", ["save", name], remedy=remedy)
+        return every
 
     def at(self, scale: Scale, size: Size, file: Path) -> Experiment:
         """The same experiment with the ``size`` from a scale's ``file``, which overrides the size in the experiment's file."""

@@ -322,6 +322,8 @@ def _arrivals(settings: LoadSettings) -> traces.Arrivals:
     if settings.requests < 1 or min(settings.prompt, settings.output) < 1:
         raise UserError("no requests, or empty ones", remedy="give --requests, --prompt and --output of at least 1")
     if settings.trace is not None:
+        if settings.burst != 1 and not settings.poisson:
+            raise UserError("--burst is for random arrivals", remedy="add --poisson, or leave it out")
         lengths = traces.read_trace(settings.trace, limit=settings.requests)
         if not settings.poisson:
             return lengths

@@ -29,6 +29,8 @@ class Settings(TimedServing):
     FLOPs as the online draft's training takes. Each step and update is timed ``measurements`` times, interleaved. ``context``: tokens in the caches.
     """
 
+    update_interval: int = Field(0, ge=0, le=0, description="not used: see ``intervals``")
+    replay: int = Field(0, ge=0, le=0, description="not used: the price of an update is that of fresh requests")
     intervals: list[Count] = Field(min_length=1)
     larger: str = "draft_large"
     measurements: int = Field(gt=0)

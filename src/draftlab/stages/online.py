@@ -46,6 +46,7 @@ class Settings(Serving):
     ``drafts``: one for all requests, one per true class, or one per class that the router names.
     """
 
+    learns: bool = Field(True, description="whether the draft learns from what it serves, or stays as it is")
     stream: Annotated[Stream | None, AS_JSON] = None
     of: list[Dataset] = Field([], description="the datasets of the stream")
     aside: int = Field(0, ge=0)
@@ -190,7 +191,8 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
 
     folders = _folders(inputs, bench)
     stream = _arrive(settings, inputs, bench, "stream")
-    check_interval(stream, settings)
+    if settings.learns:
+        check_interval(stream, settings)
     frames, effort = [], Effort()
     for number, (name, places) in enumerate(_drafts(settings, stream).items()):
         rows, spent = _serve(stream.take(places) if name else stream, name, number, settings, inputs, bench)

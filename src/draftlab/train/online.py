@@ -258,7 +258,7 @@ def _losses(learner: LanguageModel, lessons: Sequence[Lesson], settings: Serving
 
 def check_interval(traffic: Traffic, settings: Serving) -> None:
     """``UserError`` if the stream ends before the first update."""
-    if settings.learns and settings.update_interval > traffic.trains.sum():
+    if settings.update_interval > traffic.trains.sum():
         raise UserError(
             f"update_interval is {settings.update_interval}, but the stream has {int(traffic.trains.sum())} requests",
             remedy="lower update_interval, or lengthen the stream",

@@ -78,11 +78,10 @@ class Offline(Training):
 class Serving(Training):
     """How a draft learns while it serves (OSD, Algorithm 1).
 
-    It ``learns`` from every ``update_interval`` requests and ``replay`` older ones out of the last ``buffer`` (0: all); an update
+    It learns from every ``update_interval`` requests and ``replay`` older ones out of the last ``buffer`` (0: all); an update
     reaches the server ``lag`` requests later.
     """
 
-    learns: bool = True
     update_interval: int = Field(gt=0)
     loss_positions: LossPositions = "rejected"
     lag: int = Field(0, ge=0)
