@@ -18,11 +18,13 @@ from safetensors.torch import save_file as save_torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from draftlab.errors import UserError
+from draftlab.files.gguf_header import read_header
 from draftlab.latency.self_check import write_toy
 from draftlab.models import load_model, load_tokenizer
 from draftlab.models.gguf import export
 from draftlab.models.llama_cpp import LlamaCpp
 from draftlab.models.tokenizer import train_tokenizer
+from rehearsal import models as rehearsed
 from tests.pair import small_llama
 
 IDS = [1, *np.random.default_rng(0).integers(4, 320, 40).tolist()]
@@ -164,6 +166,36 @@ def test_text_is_tokenized_as_by_the_tokenizer(tmp_path: Path) -> None:
             assert list(buffer[:count]) == tokenizer.encode(text).ids, text
 
 
+@pytest.mark.parametrize("is_old", [False, True])
+def test_text_is_tokenized_as_by_sentencepiece(tmp_path: Path, is_old: bool) -> None:
+    """A tokenizer as Llama and Vicuna have it. Newer files put no space before a text that begins with one; llama.cpp does."""
+    made = json.loads(rehearsed.tokenizers()["llama"]["tokenizer.json"])
+    if is_old:
+        replace = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+        made["normalizer"] = {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"}, replace]}
+        made["pre_tokenizer"], made["model"]["unk_token"] = None, "<unk>"
+    write_toy(tmp_path, vocab_size=len(made["model"]["vocab"]))
+    file = tmp_path / "tokenizer.json"
+    file.write_text(json.dumps(made))
+    export(tmp_path, tmp_path / "toy.gguf")
+    tokenizer, found = Tokenizer.from_file(str(file)), load_tokenizer(tmp_path / "toy.gguf")
+    kinds = read_header(tmp_path / "toy.gguf").metadata["tokenizer.ggml.token_type"]
+    assert kinds.count(gguf.TokenType.BYTE) == 256
+    texts = [text for text in (*rehearsed.texts(200), *TEXTS, "", " ", "\t x  ") if is_old or text[:1] != " "]
+    assert len(texts) > 200
+    with LlamaCpp(tmp_path / "toy.gguf") as model:
+        vocabulary = lib.llama_model_get_vocab(model._model)
+        for text in texts:
+            raw, buffer = text.encode(), (ctypes.c_int32 * 4096)()
+            count = lib.llama_tokenize(vocabulary, raw, len(raw), buffer, 4096, True, False)
+            assert list(buffer[:count]) == tokenizer.encode(text).ids, text
+            assert found.encode(text) == tokenizer.encode(text, add_special_tokens=False).ids
+    made["model"]["merges"].pop(5)
+    file.write_text(json.dumps(made))
+    with pytest.raises(UserError, match="no merge makes"):
+        export(tmp_path, tmp_path / "toy.gguf")
+
+
 @pytest.mark.parametrize("tools", [None, "{{ tools }}"])
 def test_the_chat_template_goes_along(tmp_path: Path, tools: str | None) -> None:
     folder = tmp_path / "model"
@@ -233,7 +265,7 @@ def not_finite(tensors: dict[str, np.ndarray]) -> None:
 
 BROKEN = {
     "byte tokens are missing": without_bytes,
-    "not a plain byte-level BPE": other_tokenizer,
+    "neither a plain byte-level BPE": other_tokenizer,
     "tokens, but the model has 320": more_tokens,
     "not a tokenizer": lambda folder: (folder / "tokenizer.json").write_text("{}"),
     "architecture 'gpt2'": lambda folder: edit_config(folder, model_type="gpt2"),

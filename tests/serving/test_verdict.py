@@ -684,7 +684,10 @@ def test_a_log_too_short_is_not_yet_known_before_any_work(tmp_path: Path, capsys
     found = run(asked, tmp_path / "out")
     assert [own for _, own in found] == [None]
     assert lines(found)[0].startswith("Not yet known")
-    assert "40 usable requests" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "40 usable requests" in said
+    assert "; left out: 1 broken JSON" in said
+    assert "; left out: 1 duplicates" in said
     assert not (tmp_path / "out").exists()
     two = VerdictSettings(traffic=asked.traffic, target="no/such", draft=("a/llama-1.1b", "b/llama-1.3b"))
     assert len({folder for folder, _ in run(two, tmp_path / "out")}) == 2, "neither replaces the other's verdict"

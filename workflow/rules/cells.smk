@@ -117,6 +117,15 @@ rule export_draft:
         original=lambda wildcards: (
             f"results/{wildcards.run}/{RUN.pair_of(wildcards.experiment, wildcards.cell)}/models/target/model.gguf"
         ),
+        # T5's tokenizer has no counterpart that can be exported.
+        text=lambda wildcards: (
+            "--vocabulary"
+            if RUN.settings.pairs[
+                RUN.pair_of(wildcards.experiment, wildcards.cell)
+            ].target.family
+            == "llama"
+            else "--no-vocabulary"
+        ),
         code=code("models.gguf"),
     message:
         "Export the draft of {wildcards.experiment} {wildcards.cell}"
@@ -124,7 +133,7 @@ rule export_draft:
         r"""
         # A target that was a GGUF file has a vocabulary that its tokenizer.json does not hold.
         if [ -e {params.original:q} ]; then original=(--vocabulary-of {params.original:q}); else original=(); fi
-        draftlab gguf export --model {params.cell:q}/draft "${{original[@]}}" --out {output.gguf:q} >{log:q} 2>&1
+        draftlab gguf export --model {params.cell:q}/draft {params.text} "${{original[@]}}" --out {output.gguf:q} >{log:q} 2>&1
         """
 
 

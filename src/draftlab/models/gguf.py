@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -244,6 +245,10 @@ def _add_t5_fields(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
 
 # ---- the tokenizer
 
+SPACE = "▁"
+"""A space in SentencePiece's pieces."""
+BYTE = re.compile("<0x[0-9A-F]{2}>")
+"""A piece that is one byte."""
 TYPES: dict[type, gguf.GGUFValueType] = {
     bool: gguf.GGUFValueType.BOOL,
     int: gguf.GGUFValueType.UINT32,
@@ -281,7 +286,9 @@ def _add_vocabulary(writer: gguf.GGUFWriter, folder: Path, config: dict[str, Any
         writer.add_tokenizer_model("no_vocab")
         return
     content = json.loads(tokenizer.to_str())
-    _require_byte_level(content, path)
+    prefixed = _space_prefix(content)
+    if prefixed is None:
+        _require_byte_level(content, path)
     count = max(tokenizer.get_vocab_size(), 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0))
     if count > size:
         raise UserError(
@@ -291,14 +298,25 @@ def _add_vocabulary(writer: gguf.GGUFWriter, folder: Path, config: dict[str, Any
     kinds = [gguf.TokenType.NORMAL if piece is not None else gguf.TokenType.UNUSED for piece in pieces]
     for index, token in tokenizer.get_added_tokens_decoder().items():
         kinds[index] = gguf.TokenType.CONTROL if token.special else gguf.TokenType.USER_DEFINED
-    merges = content["model"]["merges"]
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
+    merges = [tuple(m.split(" ", 1) if isinstance(m, str) else m) for m in content["model"]["merges"]]
+    if prefixed is None:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre("gpt-2")
+        writer.add_token_merges([" ".join(merge) for merge in merges])
+    else:
+        writer.add_tokenizer_model("llama")
+        writer.add_tokenizer_pre("default")
+        if (unknown := content["model"]["unk_token"]) is not None:
+            writer.add_unk_token_id(tokenizer.token_to_id(unknown))
+            kinds[tokenizer.token_to_id(unknown)] = gguf.TokenType.UNKNOWN
+        for index, piece in enumerate(pieces):
+            kinds[index] = gguf.TokenType.BYTE if piece and BYTE.fullmatch(piece) else kinds[index]
+        normal = [p if k == gguf.TokenType.NORMAL else None for p, k in zip(pieces, kinds, strict=True)]
+        writer.add_token_scores(_scores(normal, merges, path))
     writer.add_token_list([piece if piece is not None else f"[PAD{index}]" for index, piece in enumerate(pieces)])
     writer.add_token_types(kinds)
-    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges])
     writer.add_add_bos_token(tokenizer.encode("").ids[:1] == [config.get("bos_token_id")])
-    writer.add_add_space_prefix(False)
+    writer.add_add_space_prefix(bool(prefixed))
     known = chat_templates(folder)
     default, tools = known.get("chat_template"), known.get("tool_template")
     if default and tools:
@@ -323,15 +341,43 @@ def _read_tokenizer(path: Path) -> Tokenizer:
         raise UserError(f"not a tokenizer: {error}", file=path, remedy="repair the file") from None
 
 
+def _space_prefix(tokenizer: dict[str, Any]) -> bool | None:
+    """Whether a text gets a space before it; None for any tokenizer but SentencePiece's BPE, as Llama and Vicuna have it."""
+    if tokenizer["model"].get("type") != "BPE" or not tokenizer["model"].get("byte_fallback"):
+        return None
+    normalizer, split = tokenizer["normalizer"], tokenizer["pre_tokenizer"]
+    steps = (normalizer or {}).get("normalizers", [normalizer] if normalizer else [])
+    if split is None and steps and steps[-1] == {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}:
+        prefix = {"type": "Prepend", "prepend": SPACE}
+        return steps[:-1] == [prefix] if steps[:-1] in ([], [prefix]) else None
+    if not steps and split and split["type"] == "Metaspace" and split["replacement"] == SPACE and not split["split"]:
+        return bool(split["prepend_scheme"] != "never")
+    return None
+
+
+def _scores(pieces: list[str | None], merges: list[tuple[str, str]], path: Path) -> list[float]:
+    """SentencePiece's scores: of all neighbours whose union is a piece, llama.cpp merges those first that were merged first (``pieces``: None
+    for tokens that no text contains)."""
+    known = {piece for piece in pieces if piece is not None}
+    ranks: dict[str, int] = {}
+    for left, right in merges:
+        ranks.setdefault(left + right, len(ranks))
+    splits = ((p[:at], p[at:]) for p in known for at in range(1, len(p)))
+    if absent := {pair for pair in splits if known.issuperset(pair)} - set(merges):
+        what = f"no merge makes {''.join(min(absent))!r} of two pieces, but llama.cpp would"
+        raise UserError(what, file=path, remedy="export without a vocabulary (--no-vocabulary)")
+    return [-float(ranks.get(piece or "", 0)) for piece in pieces]
+
+
 def _require_byte_level(tokenizer: dict[str, Any], path: Path) -> None:
-    """Refuse a tokenizer that llama.cpp's ``gpt-2`` tokenizer would read differently or abort on."""
+    """Refuse another tokenizer that llama.cpp's ``gpt-2`` tokenizer would read differently or abort on."""
     stages = tokenizer["pre_tokenizer"] or {}
     stages = stages.get("pretokenizers", [stages])
     splits = [stage for stage in stages if stage.get("type") == "ByteLevel"]
     plain = len(stages) == len(splits) == 1 and splits[0]["use_regex"] and not splits[0]["add_prefix_space"]
     if tokenizer["model"].get("type") != "BPE" or not plain or tokenizer["normalizer"] is not None:
         remedy = "give the GGUF file of its target (--vocabulary-of), or export without a vocabulary (--no-vocabulary)"
-        raise UserError("not a plain byte-level BPE tokenizer", file=path, remedy=remedy)
+        raise UserError("neither a plain byte-level BPE tokenizer nor SentencePiece's BPE", file=path, remedy=remedy)
     absent = sorted(set(pre_tokenizers.ByteLevel.alphabet()) - tokenizer["model"]["vocab"].keys())
     if absent:
         remedy = "train the tokenizer with the byte-level alphabet, or export without a vocabulary (--no-vocabulary)"

@@ -102,7 +102,9 @@ def run(settings: VerdictSettings, out: Path | None) -> list[tuple[Path, Verdict
         digest = name.rpartition("-")[2]  # two drafts may have the same short name
         folder = (out or Path("results") / name) / (f"{_short(draft)}-{digest}" if len(settings.draft) > 1 else "")
         if distinct < LEAST:
-            print(f"{distinct} usable requests, but {LEAST} are needed: half of them are held out", file=sys.stderr)
+            without = "".join(f"; left out: {count} {why}" for why, count in left_out.items())
+            what = f"{distinct} usable requests, but {LEAST} are needed: half of them are held out{without}"
+            print(what, file=sys.stderr)
             verdicts.append((folder, None))
             continue
         results = _run_workflow(settings, draft, name, out or Path())
