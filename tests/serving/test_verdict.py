@@ -1,6 +1,7 @@
 """The verdict's arithmetic on tables that are reckoned by hand, and its stage on a toy pair."""
 
 import re
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from draftlab.models import load_model
 from draftlab.models.lookup import Lookup
 from draftlab.models.ngrams import Ngrams
 from draftlab.models.tokenizer import train_tokenizer
+from draftlab.plan.run import run_of
 from draftlab.report.verdict import VerdictSettings, alone, commands, lines, page, run
 from draftlab.report.verdict import judge as judge_run
 from draftlab.serving import verdict
@@ -691,6 +693,25 @@ def test_a_log_too_short_is_not_yet_known_before_any_work(tmp_path: Path, capsys
     assert not (tmp_path / "out").exists()
     two = VerdictSettings(traffic=asked.traffic, target="no/such", draft=("a/llama-1.1b", "b/llama-1.3b"))
     assert len({folder for folder, _ in run(two, tmp_path / "out")}) == 2, "neither replaces the other's verdict"
+
+
+def test_a_server_may_write_the_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    make_results(tmp_path / "pair")
+    ran: list[list[str]] = []
+    stopped = subprocess.CompletedProcess[str]([], 1)
+    monkeypatch.setattr(subprocess, "run", lambda command, **_: ran.append(command) or stopped)
+    log = answer_file(tmp_path, [f'{{"prompt": "how much is {i} + {i}?"}}' for i in range(60)])
+    folders = {"target": str(tmp_path / "pair/models/target"), "draft": (str(tmp_path / "pair/models/draft"),)}
+    asked = VerdictSettings(log, **folders, template="plain", answer_tokens=32)
+    for server in (None, "http://host:8000/v1"):
+        with pytest.raises(UserError, match="the workflow stopped"):
+            run(replace(asked, server=server), tmp_path / "out")
+    configs = [[word for word in command if "=" in word] for command in ran]
+    here, there = (run_of(config).settings.pairs["main"].answers for config in configs)
+    assert (here.engine, here.max_new_tokens) == ("transformers", 32)
+    assert (there.engine, there.url, there.max_new_tokens) == ("openai", "http://host:8000/v1", 32)
+    with pytest.raises(UserError, match="url is not a plain http"):
+        run(replace(asked, server="host:8000"), tmp_path / "out")
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import hashlib
 import io
+import json
 import math
 import os
 import re
@@ -72,6 +73,8 @@ class VerdictSettings:
     """The chat template for prompts to the target; by default its tokenizer's own."""
     answer_tokens: int | None = None
     """At most how many tokens the target writes for an answer; by default what the scale says, 96 in traffic."""
+    server: str | None = None
+    """The address of an OpenAI-compatible server that runs the target and writes its answers, such as http://host:8000/v1."""
     scale: str = "traffic"
     """Sizes of the run: a file of workflow/scales."""
     cores: int = 0
@@ -303,7 +306,9 @@ def _run_workflow(settings: VerdictSettings, draft: str, name: str, folder: Path
     }
     config |= {"draft": _absolute(draft)} if draft else {}
     config |= {"template": settings.template} if settings.template else {}
-    config |= {} if settings.answer_tokens is None else {"answers": f"{{max_new_tokens: {settings.answer_tokens}}}"}
+    answers = {} if settings.answer_tokens is None else {"max_new_tokens": settings.answer_tokens}
+    answers |= {"engine": "openai", "url": settings.server} if settings.server else {}
+    config |= {"answers": json.dumps(answers)} if answers else {}
     run_of(
         [f"{key}={value}" for key, value in config.items()]
     )  # a wrong model or scale is one line, not Snakemake's error
