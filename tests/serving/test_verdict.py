@@ -767,7 +767,7 @@ def test_conversations_and_prompts_that_the_target_cannot_read_are_counted(
     for folder in (cell, answers, learnt, tmp_path / "data/prompts", tmp_path / "main/models/target"):
         folder.mkdir(parents=True)
     rows.to_csv(cell / "rows.csv", index=False)
-    write_json(cell / "run.json", {"runs": [FACTS | {"parameters": {"draft": 1, "target": 10}}]})
+    write_json(cell / "run.json", {"runs": [FACTS | {"parameters": {"draft": 2_500_000, "target": 25_000_000}}]})
     names = [f"{number}" for number in range(60)]
     asked, answer = ({"role": role, "content": "How many?"} for role in ("user", "assistant"))
     first = [{"role": "user", "content": f"{number}"} for number in range(30)] * 2
@@ -809,6 +809,9 @@ def test_conversations_and_prompts_that_the_target_cannot_read_are_counted(
     assert verdict.lines(found)[-1].endswith(f"; {cut} of 60 answers were cut at 96 tokens")
     assert (found.log, found.target, found.draft) == ("logs/log.jsonl", "models/T", "models/D")
     assert (found.requests, found.conversations) == (60, 30)
+    shown = page(found, settings, tmp_path, "models/D", tmp_path)
+    assert "2.5 million weights (5.0 MB at two bytes each), the target 25.0 million" in shown
+    assert "16 bytes for each weight of the draft (40 MB)" in shown
     held_out = judged[0][judged[0]["split"] == "eval"].drop_duplicates("request_id").sort_values("request_id")
     logged = len(tokenizer.encode("x " * 500))
     assert held_out["answer_tokens"].tolist()[:4] == [logged, 96, logged, 96], "only answers that were cut"

@@ -327,6 +327,7 @@ def decide(
         cut=cut,
         cut_at=cut_at,
         costs=costs.source,
+        parameters=facts.get("parameters", {}),
         step_seconds=costs.seconds,
         cost_ratio={n + 1: float(c) for n, c in enumerate(costs.step[0])},
         verify_ratio={n + 1: float(v) for n, v in enumerate(costs.verify[0])},

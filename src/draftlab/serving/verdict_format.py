@@ -132,7 +132,7 @@ class Verdict(_Record):
     """What ``verdict.json`` contains; ``cut``: held-out answers that reached the limit of ``cut_at`` tokens.
 
     ``conversations``: how many the held-out ``requests`` belong to, 0 if unknown. ``verdict``, ``options`` and ``monitor`` are of one request
-    at a time, ``load_verdict`` of the given load.
+    at a time, ``load_verdict`` of the given load. ``parameters``: weights of the ``target`` and of the ``draft``.
     """
 
     format: Literal["draftlab verdict 1"] = "draftlab verdict 1"
@@ -146,6 +146,7 @@ class Verdict(_Record):
     cut: int = 0
     cut_at: int = 0
     costs: str
+    parameters: dict[str, int] = {}
     step_seconds: float
     cost_ratio: dict[int, float]
     verify_ratio: dict[int, float]
