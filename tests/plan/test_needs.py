@@ -298,6 +298,19 @@ def test_the_target_writes_along_only_where_each_token_is_drawn() -> None:
     assert taken["teacher"] < taken["mix_request"] < taken["student"]
 
 
+def test_counting_tokens_takes_as_long_as_distilling_and_measuring_twice() -> None:
+    planned, card = run(experiments="osd_token_recall,osd_epochs"), GPUS["a100-80"]
+    (one, *_), (other, *_) = (
+        [v.settings for v in next(iter(planned.cells(name).values()))] for name in ("osd_token_recall", "osd_epochs")
+    )
+    same = other.model_copy(update={"epochs": one.epochs, "probes": 0, "requests": 0, "micro_batch": one.micro_batch})
+    same = same.model_copy(update={"dataset": one.dataset, "sample_source": "teacher", "loss": one.loss, "live": False})
+    measured = hours._replaying(planned, card, known_models()["JackFram/llama-160m"].sizes, 256 + 128)
+    both = [hours._learning(planned, settings, card, 256) or 0.0 for settings in (one, same)]
+    assert both[0] == pytest.approx(both[1] + measured)
+    assert both[1] > 100
+
+
 def test_one_pair_may_ask_for_a_gpu(tmp_path: Path) -> None:
     (tmp_path / "sizes.yaml").write_text("needs: {answer.multidraft: {gpu: 1}}\n")
     planned = plan.load_run({"scale": "smoke", "sizes": str(tmp_path / "sizes.yaml")}, WORKFLOW)

@@ -19,7 +19,8 @@ from draftlab.plan.run import Run
 from draftlab.plan.scale import Gpu
 from draftlab.stages import STAGES
 from draftlab.stages.online import Settings as Online
-from draftlab.train.settings import Offline
+from draftlab.stages.tokens import Settings as Tokens
+from draftlab.train.settings import Offline, Training
 
 STREAMED = 0.75
 """The share of the printed bandwidth that a decoding step reaches."""
@@ -104,7 +105,7 @@ def seconds(run: Run, job: Job, card: Card, prompt: int) -> float | None:
 
 def _learning(run: Run, settings: Any, card: Card, prompt: int) -> float | None:
     """Seconds of one variant; None for a stage that is not modelled."""
-    if not isinstance(settings, Offline | Online):
+    if not isinstance(settings, Offline | Online | Tokens):
         return None
     pair = run.settings.pairs[settings.pair]
     target, draft = model_of(pair, "target"), model_of(pair, settings.draft)
@@ -112,6 +113,9 @@ def _learning(run: Run, settings: Any, card: Card, prompt: int) -> float | None:
         return None
     if isinstance(settings, Online):
         return _online(run, settings, card, prompt, draft.sizes)
+    if isinstance(settings, Tokens):
+        count = settings.epochs * run.settings.data.train_requests(settings.dataset)
+        return _distilling(run, settings, card, prompt, draft.sizes, count, measured=2)
     return _offline(run, settings, card, prompt, target.sizes, draft.sizes)
 
 
@@ -139,15 +143,23 @@ def _online(run: Run, settings: Online, card: Card, prompt: int, draft: Sizes) -
     return total
 
 
+def _distilling(
+    run: Run, settings: Training, card: Card, prompt: int, draft: Sizes, count: int, measured: int
+) -> float:
+    """Seconds in which a draft learns from ``count`` recorded answers, and is ``measured`` so many times."""
+    text = prompt + run.settings.pairs[settings.pair].answers.max_new_tokens
+    rows = settings.micro_batch or settings.batch
+    learnt = updating(card, draft, rows, text, math.ceil(count / rows))
+    return learnt + measured * _replaying(run, card, draft, text)
+
+
 def _offline(run: Run, settings: Offline, card: Card, prompt: int, target: Sizes, draft: Sizes) -> float:
     """Seconds in which a draft learns and is measured, and in which answers that are not recorded are written and scored."""
     answers, data = run.settings.pairs[settings.pair].answers, run.settings.data
     new, text = answers.max_new_tokens, prompt + answers.max_new_tokens
-    rows = settings.micro_batch or settings.batch
     count = settings.epochs * (settings.requests or data.train_requests(settings.dataset))
     count = count if settings.loss != "none" else 0
-    total = updating(card, draft, rows, text, math.ceil(count / rows))
-    total += (1 + settings.probes * settings.epochs) * _replaying(run, card, draft, text)
+    total = _distilling(run, settings, card, prompt, draft, count, 1 + settings.probes * settings.epochs)
     if count and settings.sample_source not in RECORDED:
         at_once = min(settings.sample_batch, settings.batch)
         if settings.sample_source == "mix_request":  # the target's half of the answers is recorded
