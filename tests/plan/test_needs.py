@@ -308,7 +308,7 @@ def test_counting_tokens_takes_as_long_as_distilling_and_measuring_twice() -> No
     measured = hours._replaying(planned, card, known_models()["JackFram/llama-160m"].sizes, 256 + 128)
     both = [hours._learning(planned, settings, card, 256) or 0.0 for settings in (one, same)]
     assert both[0] == pytest.approx(both[1] + measured)
-    assert both[1] > 100
+    assert both[1] > 60
 
 
 def test_one_pair_may_ask_for_a_gpu(tmp_path: Path) -> None:

@@ -306,9 +306,10 @@ def _add_vocabulary(writer: gguf.GGUFWriter, folder: Path, config: dict[str, Any
     else:
         writer.add_tokenizer_model("llama")
         writer.add_tokenizer_pre("default")
-        if (unknown := content["model"]["unk_token"]) is not None:
-            writer.add_unk_token_id(tokenizer.token_to_id(unknown))
-            kinds[tokenizer.token_to_id(unknown)] = gguf.TokenType.UNKNOWN
+        unknown = tokenizer.token_to_id(content["model"]["unk_token"] or "")
+        if unknown is not None:
+            writer.add_unk_token_id(unknown)
+            kinds[unknown] = gguf.TokenType.UNKNOWN
         for index, piece in enumerate(pieces):
             kinds[index] = gguf.TokenType.BYTE if piece and BYTE.fullmatch(piece) else kinds[index]
         normal = [p if k == gguf.TokenType.NORMAL else None for p, k in zip(pieces, kinds, strict=True)]

@@ -306,7 +306,7 @@ def _run_workflow(settings: VerdictSettings, draft: str, name: str, folder: Path
     }
     config |= {"draft": _absolute(draft)} if draft else {}
     config |= {"template": settings.template} if settings.template else {}
-    answers = {} if settings.answer_tokens is None else {"max_new_tokens": settings.answer_tokens}
+    answers: dict[str, object] = {} if settings.answer_tokens is None else {"max_new_tokens": settings.answer_tokens}
     answers |= {"engine": "openai", "url": settings.server} if settings.server else {}
     config |= {"answers": json.dumps(answers)} if answers else {}
     run_of(
