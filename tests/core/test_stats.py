@@ -45,6 +45,14 @@ def test_paired_difference_is_tighter_than_two_intervals():
     assert stats.ratio(before, visited).high - stats.ratio(before, visited).low > 0.02
 
 
+def test_the_order_of_requests_changes_no_interval():
+    rng = np.random.default_rng(0)
+    sums = rng.integers(1, 40, (4, 30))
+    shuffled = sums[:, rng.permutation(30)]
+    assert stats.ratio_difference(*sums) == stats.ratio_difference(*shuffled)
+    assert stats.ratio(*sums[:2]) == stats.ratio(*shuffled[:2])
+
+
 def test_ratio_table_takes_seeds_of_a_request_as_one_cluster():
     frame = pd.DataFrame({"m": ["a"] * 4, "request_id": [0, 0, 1, 1], "x": [1, 2, 3, 4], "y": [10, 10, 10, 10]})
     table = stats.ratio_table(frame, "x", "y", ["m"])

@@ -40,8 +40,13 @@ class Interval:
 
 
 def _interval(columns: Sequence[ArrayLike], statistic: Callable[[Any], Any], seed: int) -> Interval:
-    """The ``statistic`` of the sums over requests, with the percentile interval over resampled requests, widened for few (``quantile``)."""
-    return _bootstrap(statistic, seed, *(np.asarray(values, float).tobytes() for values in columns))
+    """The ``statistic`` of the sums over requests, with the percentile interval over resampled requests, widened for few (``quantile``).
+
+    Requests are sorted by their numbers first, so that the order of a table's rows changes nothing.
+    """
+    samples = np.array([np.asarray(values, float) for values in columns])
+    samples = samples[:, np.lexsort(samples[::-1])]
+    return _bootstrap(statistic, seed, *(values.tobytes() for values in samples))
 
 
 @functools.cache  # a figure, its table and its finding need the same interval
