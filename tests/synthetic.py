@@ -134,6 +134,8 @@ def _values(name: str, column: Column, variant: Variant, expected: Mapping[str, 
         values += ALWAYS.get(name, []) if values else []
     if name == "batch" and hasattr(settings, "rounds"):
         values = [1, *values]
+    if name == "update_interval" and hasattr(settings, "intervals"):
+        values = settings.intervals
     values = values or [*column.values]
     if name == "measured" and not settings.live:
         values = values[:1]
