@@ -135,7 +135,7 @@ def _values(name: str, column: Column, variant: Variant, expected: Mapping[str, 
     if name == "batch" and hasattr(settings, "rounds"):
         values = [1, *values]
     if name == "update_interval" and hasattr(settings, "intervals"):
-        values = settings.intervals
+        values = expected[name]
     values = values or [*column.values]
     if name == "measured" and not settings.live:
         values = values[:1]
