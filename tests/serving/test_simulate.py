@@ -205,7 +205,9 @@ def test_a_block_must_fit_a_step() -> None:
     assert serve(together(3, 5, 9), small, k=3, alpha=1.0).steps > 0
     with pytest.raises(UserError, match="4 drafted tokens does not fit a step of 4"):
         serve(together(3, 5, 9), small, k=4, alpha=1.0)
-    assert load.best_lengths(small, from_alpha(0.7))["batch"].max() == 4
+    lengths = load.best_lengths(small, from_alpha(0.7)).groupby("batch")["best_draft_len"].max()
+    assert lengths.to_dict() == {1: 3, 2: 1, 4: 0}, "each request reads one token more than it drafts"
+    assert load.best_lengths(small, from_alpha(0.0))["best_draft_len"].max() == 0, "of equals, the shortest"
 
 
 def test_rates_of_a_slow_machine_are_above_0() -> None:
@@ -227,9 +229,27 @@ def test_a_sweep_finds_where_drafts_stop_to_pay() -> None:
     assert load.crossing(table[table["rate"] == 40], 3) == 0
 
 
+def test_a_request_is_served_well_if_it_begins_and_goes_on_in_time() -> None:
+    """Four requests in 4 s: well served, late to begin, slow to go on, and of one token, which has no pace."""
+    first, last = np.array([0.5, 3.5, 1.0, 1.0]), np.array([0.9, 3.6, 4.0, 1.0])
+    served = simulate.Served(np.zeros(4), first, last, np.array([5, 3, 4, 1]), 9, 2, 1.5, 0)
+    found = load.measures(served, load.Goal(first=1.0, per_token=0.1))
+    assert found["goodput"] == 2 / 4
+    assert found["tokens_per_second"] == 13 / 4
+    assert found["to_first_mean"] == 6 / 4
+    assert found["per_token_mean"] == pytest.approx((0.1 + 0.05 + 1.0) / 3)
+    assert found["whole_p50"] == pytest.approx((1.0 + 3.6) / 2)
+
+
 @pytest.mark.parametrize(
     ("gains", "rate"),
-    [([1.2, 0.8, 1.1, 0.9], 3.5), ([1.2, 0.8, 1.1], None), ([0.8, 1.1, 0.9, 0.8], 2.5), ([0.9, 0.8], 0.0)],
+    [
+        ([1.3, 0.9], 1.75),
+        ([1.2, 0.8, 1.1, 0.9], 3.5),
+        ([1.2, 0.8, 1.1], None),
+        ([0.8, 1.1, 0.9, 0.8], 2.5),
+        ([0.9, 0.8], 0.0),
+    ],
 )
 def test_a_length_stops_paying_off_at_the_last_crossing(gains: list[float], rate: float | None) -> None:
     table = pd.DataFrame({"draft_len": 4, "rate": range(1, len(gains) + 1), "speedup": gains})

@@ -135,6 +135,15 @@ def test_calibration_recovers_known_costs() -> None:
         assert model.verify_ratios == pytest.approx({n: 1 + 0.001 * batch * (n - 1) / plain for n in (2, 6)})
 
 
+def test_a_cost_is_the_median_over_plain_steps_before_and_after() -> None:
+    rows = pd.DataFrame({"verified": [2, 2, 2, 6, 6, 6], "verify_seconds": [2.0, 4.0, 90.0, 6.0, 8.0, 9.0]})
+    rows = rows.assign(draft_seconds=[0.2, 0.2, 0.4, 0.4, 0.4, 9.0], plain_before_seconds=1.0, plain_after_seconds=3.0)
+    model = cost_model(rows)
+    assert (model.cost_ratio, model.verify_ratios) == (0.2, {2: 2.0, 6: 4.0})
+    assert model.by_draft_len == {1: 2.0, 5: 4.0}, "one token more is verified than drafted"
+    assert [model.verify(tokens) for tokens in (1, 4, 6)] == [1.0, 3.0, 4.0]
+
+
 def test_calibration_measures_what_another_size_costs() -> None:
     hands = [0.0]
     target, draft = Clockwork(hands, 0.010, token=0.001), Clockwork(hands, 0.001, token=0.0005)
