@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from pydantic import ValidationError
-from scipy.stats import t
+from scipy.stats import t, ttest_1samp
 
 from draftlab.core import theory
 from draftlab.core.tree import Tree
@@ -597,6 +597,13 @@ def test_branch_experiment_in_llama_cpp(models: dict[str, Path]) -> None:
 
 
 # --- noise -------------------------------------------------------------------------------------------------------
+
+
+def test_the_interval_of_paired_times_is_that_of_a_t_test() -> None:
+    first, second = [1.0, 1.3, 1.1, 1.6], [1.0, 1.0, 1.2, 1.1]
+    interval = ttest_1samp(np.log(np.divide(first, second)), 0).confidence_interval(0.99)
+    found = compare(first, second)
+    assert (found.low, found.high) == pytest.approx(tuple(np.exp(interval)))
 
 
 def test_comparisons() -> None:
