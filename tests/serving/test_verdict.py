@@ -26,9 +26,10 @@ from draftlab.plan.run import run_of
 from draftlab.report.verdict import VerdictSettings, alone, commands, lines, page, run
 from draftlab.report.verdict import judge as judge_run
 from draftlab.serving import verdict
-from draftlab.serving.costs import BlockCosts, from_probes
+from draftlab.serving.costs import BlockCosts, from_probes, from_profile
 from draftlab.serving.load import TOO_LARGE
 from draftlab.serving.monitor import read_promise
+from draftlab.serving.profiles import save
 from draftlab.serving.speedup import around_mean, break_even, range_of, speedup
 from draftlab.serving.traces import Arrivals
 from draftlab.serving.verdict_format import NAMES, Option, Verdict
@@ -144,6 +145,28 @@ def test_a_perfect_draft_catches_up_before_every_block_and_lookup_never():
     rows = table(0.8)
     assert verdict.judge("distilled", rows, costs).ceiling.perfect == pytest.approx(9 / (1.4 + 0.8 + 0.2))
     assert verdict.judge("lookup", rows.assign(steps=0.0), costs).ceiling.perfect == pytest.approx(9 / 1.4)
+
+
+def test_costs_are_those_of_the_nearest_context_and_none_is_a_gain():
+    """The simulator adds what attention costs, so its profile is that of the shortest context."""
+    far = probes(step=0.2, more=0.1, catch_up=-0.1, change=-0.2).assign(context=1000)
+    rows = pd.concat([probes(), far])
+    near, costs = from_probes(rows, 500), from_probes(rows, 600)
+    assert (near.block(8, 1.0), costs.block(8, 1.0)) == pytest.approx((1.4 + 0.8, 1.8 + 1.6))
+    assert costs.catch_up.min() == costs.change.min() == 0
+    assert costs.profile.target.tokens[1] == 10
+    assert costs.profile.target.tokens[36] == pytest.approx(14), "four requests that read 9 tokens each"
+    assert costs.profile.draft.tokens == pytest.approx({1: 1.0, 4: 1.0})
+
+
+def test_costs_of_a_profile_are_in_its_plain_steps(tmp_path: Path):
+    """A step takes 2 ms around 10 ms, and 16 for nine tokens; a draft with half of the weights takes 5."""
+    profile = from_probes(probes(), 100).profile
+    target = profile.target.model_copy(update={"tokens": {1: 10.0, 9: 16.0}})
+    save(profile.model_copy(update={"target": target, "draft": None, "overhead": 2.0}), tmp_path / "p.yaml")
+    costs = from_profile(str(tmp_path / "p.yaml"), 100, 0.5)
+    assert costs.seconds == pytest.approx(0.012)
+    assert costs.block(8) == pytest.approx((18 + 8 * 5) / 12)
 
 
 def test_costs_that_drift_between_moments_widen_the_interval():
