@@ -494,18 +494,21 @@ def test_a_draft_that_recovered_is_not_stale_and_is_not_silent() -> None:
 
 
 @pytest.mark.parametrize(
-    ("accepted", "state", "since"),
+    ("accepted", "begins"),
     [
-        ([(100, 40), (100, 0), (200, 40)], "as promised", None),  # one window below
-        ([(100, 40), (200, 0), (200, 40), (100, 0)], "falling", None),  # for the second time
-        ([(1, 0), (1, 70)] * 100 + [(200, 40)], "as promised", None),  # two windows of 2.75, give or take 0.34
-        ([(150, 40), (50, 0), (100, 40), (50, 0)], "stale", 151),  # the window of requests 201 to 300 is as promised
+        ([(100, 40), (100, 0), (200, 40)], "as promised:"),  # one window below
+        ([(100, 40), (200, 0), (200, 40), (100, 0)], "falling:"),  # for the second time
+        ([(1, 0), (1, 70)] * 100 + [(200, 40)], "as promised:"),  # two windows of 2.75, give or take 0.34
+        (
+            [(150, 40), (50, 0), (100, 40), (50, 0)],
+            "stale since request 151:",
+        ),  # the window of requests 201 to 300 is as promised
     ],
 )
-def test_the_state_follows_from_windows(accepted: list[tuple[int, int]], state: str, since: int | None) -> None:
+def test_the_state_follows_from_windows(accepted: list[tuple[int, int]], begins: str) -> None:
     """So many requests of 20 blocks, with so many tokens accepted in each."""
     found = judge([SpeculationCounts("vllm", 20, 80, each) for count, each in accepted for _ in range(count)])
-    assert (found.state, found.since) == (state, since)
+    assert found.text.startswith(begins)
 
 
 def test_a_window_is_of_the_last_hundred_requests() -> None:

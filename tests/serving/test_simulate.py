@@ -232,7 +232,7 @@ def test_a_sweep_finds_where_drafts_stop_to_pay() -> None:
 def test_a_request_is_served_well_if_it_begins_and_goes_on_in_time() -> None:
     """Four requests in 4 s: well served, late to begin, slow to go on, and of one token, which has no pace."""
     first, last = np.array([0.5, 3.5, 1.0, 1.0]), np.array([0.9, 3.6, 4.0, 1.0])
-    served = simulate.Served(np.zeros(4), first, last, np.array([5, 3, 4, 1]), 9, 2, 1.5, 0)
+    served = simulate.Served(np.zeros(4), first, last, np.array([5, 3, 4, 1]), 9, 2, 1.5)
     found = load.measures(served, load.Goal(first=1.0, per_token=0.1))
     assert found["goodput"] == 2 / 4
     assert found["tokens_per_second"] == 13 / 4
