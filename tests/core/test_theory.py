@@ -22,6 +22,11 @@ def test_best_draft_len_of_the_reference_cost_model():
     assert [theory.best_draft_len(0.6, c) for c in (0.01, 0.02, 0.05, 0.1)] == [7, 6, 4, 3]
 
 
+def test_best_draft_len_is_one_of_the_lengths_from_one_to_the_longest():
+    assert theory.best_draft_len(1.0, 0.0, longest=3) == 3
+    assert theory.best_draft_len(0.1, 0.5) == 1, "even where no draft would be faster"
+
+
 def test_best_draft_len_with_measured_verification_prefers_cheap_widths():
     assert theory.best_draft_len(0.8, 0.02, {3: 1.3, 4: 1.9, 5: 2.0}) == 3
 
@@ -33,7 +38,7 @@ def test_no_draft_length_is_refused():
 
 def test_acceptance_of_one_emits_the_whole_block():
     assert theory.expected_block_length(1.0, 5) == 6
-    assert theory.expected_block_length(0.0, 5) == 1
+    assert theory.expected_block_length(0.0, 5) == theory.expected_block_length(0.7, 0) == 1
 
 
 def test_table_5_gigabytes():

@@ -131,6 +131,31 @@ def test_flags_are_cut_into_blocks(draft_len: int) -> None:
         np.testing.assert_array_equal(found.overlap, found.accepted)
 
 
+@pytest.mark.parametrize(
+    ("target", "draft", "expected"),
+    [
+        (Sampling(0.0), Sampling(0.0), (1.0, 1.0, 1.0)),
+        (Sampling(0.0), Sampling(0.5), (0.8, 0.8, 0.64)),  # the target's text is certain
+        (Sampling(1.0), Sampling(0.5), (1.6, 0.5 + 0.2, 0.8 * 0.5 + 0.2 * 0.2)),
+        (Sampling(1.0), Sampling(0.0), (2.0, 0.5, 0.5)),
+    ],
+)
+def test_each_model_samples_in_its_own_way(
+    target: Sampling, draft: Sampling, expected: tuple[float, float, float]
+) -> None:
+    """The draft has (2/3, 1/3), which are (4/5, 1/5) at temperature 0.5, and the target 1/2 each; token 0 is written."""
+    drafted, tokens = torch.tensor([[2.0, 1.0]]).log(), torch.tensor([0])
+    found = agreement(drafted, torch.zeros(1, 2), tokens, [1], target, draft)
+    np.testing.assert_allclose([found.ratio[0], found.overlap[0], found.overlap_repo[0]], expected, rtol=1e-6)
+
+
+def test_a_token_that_the_target_cannot_write_counts_as_rejected() -> None:
+    """A border case of a nucleus that was recorded in float16: top-k 1 leaves token 0, and token 1 was written."""
+    logits = torch.tensor([[0.9, 0.1]]).log()
+    found = agreement(logits, logits, torch.tensor([1]), [1], Sampling(1.0, top_k=1), Sampling(1.0))
+    assert found.ratio.tolist() == [0.0]
+
+
 def make(seed: int, width: int = 16, vocab: int = 40) -> Llama:
     model = Llama(LlamaConfig(vocab, width, 2 * width, 1, 2, 2, 64)).initialise(torch.Generator().manual_seed(seed))
     with torch.no_grad():

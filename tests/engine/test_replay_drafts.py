@@ -19,6 +19,7 @@ from draftlab.core.verify.optimum import optimum_iid
 from draftlab.core.verify.sequence import sequences_distribution
 from draftlab.core.verify.token import TokenVerifier
 from draftlab.core.verify.tree import TreeVerifier
+from draftlab.engine import replay_drafts
 from draftlab.engine.generate import generate
 from draftlab.engine.replay import agreement, walk
 from draftlab.engine.replay_drafts import Survival, Texts, blocks, ceiling, survival
@@ -116,6 +117,27 @@ def test_one_draft_is_the_replay_of_one_draft(verifier: str) -> None:
     np.testing.assert_allclose(ours.stopped.sum(1), its.blocks)
     np.testing.assert_allclose(ours.accepted.sum(1), its.accepted)
     np.testing.assert_allclose(ours.emitted.sum(1), its.emitted)
+
+
+@pytest.mark.parametrize("name", ["specinfer", "rrs", "greedy_block"])
+def test_a_token_that_neither_model_can_write_ends_its_block(name: str) -> None:
+    """Token 2 is written first, which rounding has removed from both distributions; then token 0, as both drafts say."""
+    logits, token = torch.tensor([[3.0, 1.0, 0.0]]).expand(2, -1), torch.tensor([2, 0])
+    along = Texts(to_probs(logits, Sampling(top_k=1)), logits, token, [2])
+    verifier = (TOKEN_VERIFIERS | VERIFIERS_BY_PATH)[name]
+    (found,) = survival([verifier], along, [Sampling(top_k=1)], (2,))
+    assert found.ratio.tolist() == [[0.0, 1.0]]
+    assert blocks(found, [2], (2,), 2).stopped.tolist() == [[1.0, 1.0, 0.0]]
+
+
+def test_positions_may_be_computed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = torch.randn(2, 20, 7, generator=torch.Generator().manual_seed(3))
+    along = Texts(to_probs(logits[0], Sampling(top_p=0.8)), logits[1], torch.arange(20) % 7, [20])
+    together, alone = list[Survival](), list[Survival]()
+    for found in (together, alone):
+        found += survival([TOKEN_VERIFIERS["optimal"]], along, [Sampling(top_p=0.8)], (3,))
+        monkeypatch.setattr(replay_drafts, "AT_ONCE", 1)
+    np.testing.assert_allclose(alone[0].tables, together[0].tables, atol=1e-14)
 
 
 @pytest.mark.parametrize("name", ["k_seq", "rrs", "greedy_block"])

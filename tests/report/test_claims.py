@@ -152,7 +152,7 @@ def test_the_same_setting_can_reproduce(known, tables):
     assert _verdicts(facts, {"osd_offline": table}, "laptop").loc[row, "verdict"] in HOLDS
     own = module.judge_claims(facts, {"osd_offline": table}, "paper", own_models=True).set_index("claim_id")
     assert own.loc[row, "verdict"] in HOLDS, "by models that are not the paper's"
-    table.loc[rows, "overlap"] = 0.65 * table.loc[rows, "visited"]
+    table.loc[rows, "overlap"] = 0.72 * table.loc[rows, "visited"]  # printed is 0.76, and 0.03 is tolerated
     assert _verdicts(facts, {"osd_offline": table}, "paper").loc[row, "verdict"] in HOLDS
 
 
@@ -482,6 +482,7 @@ def test_every_statement_can_fail(known, tables, claim, table, doctor):
         ("less", (-0.1, -0.15, -0.05), True, True),
         ("less", (0.1, 0.05, 0.15), False, False),
         ("not_less", (-0.015, np.nan, np.nan), True, True),
+        ("not_less", (0.65 - 0.67, np.nan, np.nan), True, True),  # as floats a little more than 0.02
         ("not_less", (-0.05, -0.06, -0.03), False, False),
         ("not_greater", (0.05, 0.01, 0.09), False, True),
         ("similar", (0.015, 0.01, 0.02), True, True),
@@ -587,3 +588,21 @@ def test_a_difference_without_a_value_is_undecided():
     nothing = stats.Interval(float("nan"), float("nan"), float("nan"), 5)
     rule = next(claim.rule for claim in published.load().claims.values() if claim.rule)
     assert module._judge_gap(nothing, 0.3, rule, 0.01, 1) == ("undecided", ", no value")
+
+
+@pytest.mark.parametrize(
+    ("low", "comparisons", "verdict"),
+    [(0.01, 1, "same direction"), (0.01, 20, "undecided"), (5e-7, 1, "undecided"), (0.04, 20, "printed size excluded")],
+)
+def test_a_sign_counts_if_the_interval_for_all_comparisons_excludes_0(low, comparisons, verdict):
+    """Twenty comparisons make an interval 1.54 times as long: from 0.01 around 0.1 it then includes 0, from 0.04 it does not."""
+    rule = published.Rule(table="osd_online", measure="alpha", where={}, tolerance=0.01)
+    printed = 0.12 if low < 0.02 else 0.25
+    gap = stats.Interval(0.1, low, 0.19, 10**6)
+    assert module._judge_gap(gap, printed, rule, 0.01, comparisons)[0] == verdict
+
+
+def test_what_is_detectable_is_that_of_the_least_sensitive_comparison():
+    """2.2414 and 0.8416 standard errors: the quantiles of 5 % in two comparisons on both sides, and of a power of 80 %."""
+    gaps = [stats.Interval(0.0, -1.95996 * error, 1.95996 * error, 10**6) for error in (0.1, 1.0)]
+    assert module._detectable(gaps) == pytest.approx(2.2414 + 0.8416, rel=1e-4)

@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.stats import ttest_ind
 
 from draftlab.core import stats
 from draftlab.core.measure import Measure
@@ -79,6 +80,14 @@ def test_sides_without_a_common_request_have_the_freedom_of_the_side_that_varies
     assert value.high - value.low == pytest.approx(longer * (by_rows.high - by_rows.low))
     paired = Contrast(Selection("t", RATE), Selection("t", RATE, {"dataset": ["a"]}))
     assert compute(paired, Tables({"t": rows})).value.freedom is None
+
+
+def test_the_freedom_of_two_means_is_that_of_welch():
+    sides = {"a": [3.0, 5.0, 4.0], "b": [1.0, 9.0, 2.0, 8.0, 4.0, 7.0, 3.0]}
+    rows = pd.DataFrame([(name, value) for name in sides for value in sides[name]], columns=["dataset", "hits"])
+    rows = rows.assign(tries=1, request_id=range(10))
+    value = compute(Contrast(*(Selection("t", RATE, {"dataset": n}) for n in "ab")), Tables({"t": rows})).value
+    assert value.freedom == pytest.approx(ttest_ind(*sides.values(), equal_var=False).df)
 
 
 @pytest.mark.parametrize("ids", [(0, 1), (0, 0)])
@@ -190,6 +199,8 @@ def test_the_best_stands_out_only_from_all_others():
     assert not compute(ask, Tables({"t": table})).stands_out
     assert compute(ask, Tables({"t": table[table["method"] != "b"]})).stands_out
     assert compute(ask, Tables({"t": table[table["method"] == "b"]})) is None, "nothing to compare with"
+    table["hits"] = [9.0] * 20 + [8.9] * 20 + [0.0, 17.0] * 10  # surely above the second, but not above the third
+    assert not compute(ask, Tables({"t": table})).stands_out
 
 
 def test_an_exact_table_has_no_interval(rows):

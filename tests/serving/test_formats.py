@@ -449,6 +449,21 @@ def test_the_interval_is_that_of_a_ratio_over_requests() -> None:
     assert 0.92 < hits / 600 < 0.975
 
 
+def test_totals_vary_over_records_if_there_are_enough_and_over_blocks_if_not() -> None:
+    many, few, halves = monitor.Sums(), monitor.Sums(), monitor.Sums()
+    for number in range(30):
+        many.add(SpeculationCounts("vllm", 100, 400, 100 + 200 * (number % 2), requests=50))
+    few.add(SpeculationCounts("vllm", 1000, 4000, 2800, requests=500))  # at most as if 7 of 10 blocks accepted all 4
+    for blocks in (200, 800):
+        counts = (0.3 * blocks, 0, 0, 0, 0.7 * blocks)
+        halves.add(SpeculationCounts("vllm", blocks, 4 * blocks, 2.8 * blocks, blocks / 2, counts))
+    for sums, length, error in (
+        (many, 3, 1 / 29**0.5),
+        *((s, 3.8, (0.7 * 0.3 * 16 / 1000) ** 0.5) for s in (few, halves)),
+    ):
+        assert_allclose(sums.length(), (length, length - 1.96 * error, length + 1.96 * error), rtol=1e-12)
+
+
 def test_a_draft_as_promised_is_not_called_stale() -> None:
     assert judge(requests(1000, GOOD)).state == "as promised"
     assert judge(requests(1000, 0.95)).state == "better"
@@ -478,6 +493,38 @@ def test_a_draft_that_recovered_is_not_stale_and_is_not_silent() -> None:
     assert found.text.endswith("; requests 101 to 300 were below")
 
 
+@pytest.mark.parametrize(
+    ("accepted", "begins"),
+    [
+        ([(100, 40), (100, 0), (200, 40)], "as promised:"),  # one window below
+        ([(100, 40), (200, 0), (200, 40), (100, 0)], "falling:"),  # for the second time
+        ([(1, 0), (1, 70)] * 100 + [(200, 40)], "as promised:"),  # two windows of 2.75, give or take 0.34
+        (
+            [(150, 40), (50, 0), (100, 40), (50, 0)],
+            "stale since request 151:",
+        ),  # the window of requests 201 to 300 is as promised
+    ],
+)
+def test_the_state_follows_from_windows(accepted: list[tuple[int, int]], begins: str) -> None:
+    """So many requests of 20 blocks, with so many tokens accepted in each."""
+    found = judge([SpeculationCounts("vllm", 20, 80, each) for count, each in accepted for _ in range(count)])
+    assert found.text.startswith(begins)
+
+
+def test_a_window_is_of_the_last_hundred_requests() -> None:
+    found = judge([SpeculationCounts("vllm", 20, 80, accepted) for accepted in [40] * 100 + [100] + [40] * 99])
+    assert found.text.startswith("as promised: 3.03 tokens a step")
+    assert found.text.endswith("(requests 101 to 200 of 200)")
+
+
+def test_what_was_counted_between_two_moments() -> None:
+    before = SpeculationCounts("vllm", 10, 40, 20, 5, (2, 3, 1, 1, 3))
+    after = SpeculationCounts("vllm", 30, 120, 70, 12, (6, 7, 4, 4, 9))
+    assert monitor.difference(before, after, "url") == SpeculationCounts("vllm", 20, 80, 50, 7, (4, 4, 3, 3, 6))
+    longer = dataclasses.replace(after, histogram=(6, 7, 4, 4, 8, 1))
+    assert monitor.difference(before, longer, "url").histogram is None
+
+
 def test_a_few_rows_of_many_requests_each_are_known() -> None:
     runs = [SpeculationCounts("vllm", 10_000, 40_000, accepted, requests=500) for accepted in (19_900, 19_800)]
     found = judge(runs)
@@ -499,6 +546,7 @@ def test_too_little_says_not_yet_known() -> None:
 def test_counters_say_of_how_many_requests_they_are() -> None:
     few = judge([SpeculationCounts("vllm", 500, 2000, 995, requests=200)])
     assert (few.state, few.text[:43]) == ("not yet known", "not yet known: 200 requests with 500 blocks")
+    assert judge([SpeculationCounts("vllm", 5000, 20_000, 9950, requests=29)]).state == "not yet known"
     unknown = judge([SpeculationCounts("vllm", 500, 2000, 995, requests=float("nan"))])
     assert unknown.text.startswith("not yet known: 500 blocks")
 
@@ -517,6 +565,8 @@ def test_a_lookup_may_draft_fewer_tokens_than_the_longest_block() -> None:
 def test_another_draft_length_is_not_compared() -> None:
     with pytest.raises(UserError, match=r"drafts 2\.00 tokens"):
         judge([SpeculationCounts("vllm", 20, 40, 20)] * 50)
+    with pytest.raises(UserError, match=r"drafts 5\.00 tokens"):
+        judge([SpeculationCounts("vllm", 20, 100, 40)] * 50)
 
 
 def test_blocks_that_end_early_have_no_length_to_compare() -> None:

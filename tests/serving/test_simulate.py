@@ -48,11 +48,13 @@ def test_a_batch_without_events_takes_its_steps() -> None:
     served = serve(together(8, 100, 51), machine())
     assert_allclose(served.per_token, 0.01)
     assert_allclose(served.to_first, 0.01)
-    assert served.steps == 51
+    assert (served.steps, served.batch) == (51, 8)
 
 
 def test_a_long_prompt_is_read_in_chunks() -> None:
-    assert_allclose(serve(together(1, 10_000, 1), machine()).to_first, 0.03)
+    """Three steps of 10 ms; its tokens make half a hundred million pairs, however it is cut."""
+    profile = machine(target={"tokens": {1: 10.0}, "decode": {"per_pair": 1e-6}})
+    assert_allclose(serve(together(1, 10_000, 1), profile).to_first, 0.03 + 0.05)
 
 
 def test_steps_cost_what_lies_before_them() -> None:
@@ -72,13 +74,21 @@ def test_the_draft_takes_one_step_for_each_token() -> None:
     profile = machine(draft=Costs(tokens={1: 1.0}))
     served = serve(together(4, 10, 41), profile, k=4, alpha=1.0)
     assert_allclose(served.per_token, (0.010 + 4 * 0.001) / 5)
+    assert_allclose(served.to_first, 0.010 + 0.001, err_msg="both models read the prompts")
+
+
+def test_a_step_that_drafts_nothing_reads_one_token() -> None:
+    """Of four steps three verify four drafted tokens: 30 ms and 5 ms for the logits; one takes 10 ms and 1 ms."""
+    profile = machine(target={"tokens": {1: 10.0, 5: 30.0}, "rows": {1: 1.0, 5: 5.0}})
+    served = simulate.serve(together(1, 1, 11), profile, 4, from_alpha(0.0), np.random.default_rng(0), 0.75)
+    assert_allclose(served.per_token, (0.75 * 35 + 0.25 * 11) / 1e3)
 
 
 @pytest.mark.parametrize("k", [0, 3])
 def test_steps_computed_together_are_the_steps_one_by_one(k: int, monkeypatch: pytest.MonkeyPatch) -> None:
     profile = machine(
         target={"tokens": {1: 5.0, 100: 9.0}, "decode": {"per_cached": 0.001}},
-        draft={"tokens": {1: 0.5}},
+        draft={"tokens": {1: 0.5}, "decode": {"per_cached": 0.0005}},
         kv_tokens=2000,
     )
     arrivals = traces.poisson(traces.constant(40, 60), 200, 8.0, np.random.default_rng(1), burst=4)
@@ -107,6 +117,7 @@ def test_a_request_as_large_as_the_cache_drafts_without_being_read_again() -> No
     """150 tokens read and 10 written fill the cache; drafted tokens beyond the last one need no room."""
     served = serve(together(1, 150, 10), machine(kv_tokens=160), k=4)
     assert (served.steps, served.preempted) == (10, 0)
+    assert simulate.fit(together(1, 150, 11), machine(kv_tokens=160)).tolist() == [False]
     assert_allclose(served.whole, 0.1)
 
 
@@ -203,9 +214,12 @@ def test_a_block_must_fit_a_step() -> None:
     """A server that reads four tokens at once verifies at most three drafted ones, and serves at most four requests."""
     small = machine(max_tokens=4)
     assert serve(together(3, 5, 9), small, k=3, alpha=1.0).steps > 0
+    assert serve(together(3, 1, 9), machine(max_tokens=6), k=3, alpha=1.0).batch == 1, "two blocks do not fit"
     with pytest.raises(UserError, match="4 drafted tokens does not fit a step of 4"):
         serve(together(3, 5, 9), small, k=4, alpha=1.0)
-    assert load.best_lengths(small, from_alpha(0.7))["batch"].max() == 4
+    lengths = load.best_lengths(small, from_alpha(0.7)).groupby("batch")["best_draft_len"].max()
+    assert lengths.to_dict() == {1: 3, 2: 1, 4: 0}, "each request reads one token more than it drafts"
+    assert load.best_lengths(small, from_alpha(0.0))["best_draft_len"].max() == 0, "of equals, the shortest"
 
 
 def test_rates_of_a_slow_machine_are_above_0() -> None:
@@ -227,9 +241,27 @@ def test_a_sweep_finds_where_drafts_stop_to_pay() -> None:
     assert load.crossing(table[table["rate"] == 40], 3) == 0
 
 
+def test_a_request_is_served_well_if_it_begins_and_goes_on_in_time() -> None:
+    """Four requests in 4 s: well served, late to begin, slow to go on, and of one token, which has no pace."""
+    first, last = np.array([0.5, 3.5, 1.0, 1.0]), np.array([0.9, 3.6, 4.0, 1.0])
+    served = simulate.Served(np.zeros(4), first, last, np.array([5, 3, 4, 1]), 9, 2, 1.5)
+    found = load.measures(served, load.Goal(first=1.0, per_token=0.1))
+    assert found["goodput"] == 2 / 4
+    assert found["tokens_per_second"] == 13 / 4
+    assert found["to_first_mean"] == 6 / 4
+    assert found["per_token_mean"] == pytest.approx((0.1 + 0.05 + 1.0) / 3)
+    assert found["whole_p50"] == pytest.approx((1.0 + 3.6) / 2)
+
+
 @pytest.mark.parametrize(
     ("gains", "rate"),
-    [([1.2, 0.8, 1.1, 0.9], 3.5), ([1.2, 0.8, 1.1], None), ([0.8, 1.1, 0.9, 0.8], 2.5), ([0.9, 0.8], 0.0)],
+    [
+        ([1.3, 0.9], 1.75),
+        ([1.2, 0.8, 1.1, 0.9], 3.5),
+        ([1.2, 0.8, 1.1], None),
+        ([0.8, 1.1, 0.9, 0.8], 2.5),
+        ([0.9, 0.8], 0.0),
+    ],
 )
 def test_a_length_stops_paying_off_at_the_last_crossing(gains: list[float], rate: float | None) -> None:
     table = pd.DataFrame({"draft_len": 4, "rate": range(1, len(gains) + 1), "speedup": gains})

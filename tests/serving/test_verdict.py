@@ -26,10 +26,11 @@ from draftlab.plan.run import run_of
 from draftlab.report.verdict import VerdictSettings, alone, commands, lines, page, run
 from draftlab.report.verdict import judge as judge_run
 from draftlab.serving import verdict
-from draftlab.serving.costs import BlockCosts, from_probes
+from draftlab.serving.costs import BlockCosts, from_probes, from_profile
 from draftlab.serving.load import TOO_LARGE
 from draftlab.serving.monitor import read_promise
-from draftlab.serving.speedup import around_mean, break_even, speedup
+from draftlab.serving.profiles import save
+from draftlab.serving.speedup import around_mean, break_even, range_of, speedup
 from draftlab.serving.traces import Arrivals
 from draftlab.serving.verdict_format import NAMES, Option, Verdict
 from tests.pair import make_results, run_cell
@@ -113,6 +114,14 @@ def test_where_nothing_is_drafted_a_call_is_a_plain_step():
     assert found.estimate == pytest.approx(90 / (blocks / 2 * 1 + blocks / 2 * 1.2))
 
 
+def test_a_mean_between_two_lengths_is_a_mixture_of_both():
+    rows = table(0.5).assign(drafted=lambda t: 2.5 * t["blocks"], steps=lambda t: 2.5 * t["blocks"])
+    costs = from_probes(probes(step=0.1).assign(verify_seconds=lambda t: 0.01 * 1.1 ** (t["verified"] - 1)), 100)
+    blocks = 90 / expected_block_length(0.5, 3)
+    found = speedup(rows[rows["draft_len"] == 3], costs)
+    assert found.estimate == pytest.approx(90 / (blocks * (0.25 + (1.1**2 + 1.1**3) / 2)))
+
+
 def test_a_draft_that_catches_up_and_calls_of_changing_size_cost_more():
     rows = table(0.5).assign(whole=lambda t: t["blocks"] / 4, changes=lambda t: t["blocks"] / 2)
     own = rows[rows["draft_len"] == 4]
@@ -136,6 +145,28 @@ def test_a_perfect_draft_catches_up_before_every_block_and_lookup_never():
     rows = table(0.8)
     assert verdict.judge("distilled", rows, costs).ceiling.perfect == pytest.approx(9 / (1.4 + 0.8 + 0.2))
     assert verdict.judge("lookup", rows.assign(steps=0.0), costs).ceiling.perfect == pytest.approx(9 / 1.4)
+
+
+def test_costs_are_those_of_the_nearest_context_and_none_is_a_gain():
+    """The simulator adds what attention costs, so its profile is that of the shortest context."""
+    far = probes(step=0.2, more=0.1, catch_up=-0.1, change=-0.2).assign(context=1000)
+    rows = pd.concat([probes(), far])
+    near, costs = from_probes(rows, 500), from_probes(rows, 600)
+    assert (near.block(8, 1.0), costs.block(8, 1.0)) == pytest.approx((1.4 + 0.8, 1.8 + 1.6))
+    assert costs.catch_up.min() == costs.change.min() == 0
+    assert costs.profile.target.tokens[1] == 10
+    assert costs.profile.target.tokens[36] == pytest.approx(14), "four requests that read 9 tokens each"
+    assert costs.profile.draft.tokens == pytest.approx({1: 1.0, 4: 1.0})
+
+
+def test_costs_of_a_profile_are_in_its_plain_steps(tmp_path: Path):
+    """A step takes 2 ms around 10 ms, and 16 for nine tokens; a draft with half of the weights takes 5."""
+    profile = from_probes(probes(), 100).profile
+    target = profile.target.model_copy(update={"tokens": {1: 10.0, 9: 16.0}})
+    save(profile.model_copy(update={"target": target, "draft": None, "overhead": 2.0}), tmp_path / "p.yaml")
+    costs = from_profile(str(tmp_path / "p.yaml"), 100, 0.5)
+    assert costs.seconds == pytest.approx(0.012)
+    assert costs.block(8) == pytest.approx((18 + 8 * 5) / 12)
 
 
 def test_costs_that_drift_between_moments_widen_the_interval():
@@ -197,6 +228,9 @@ def test_an_estimate_for_several_drafts_is_no_reason():
     """One mean acceptance says nothing certain: where every other token is accepted, blocks are longer than the mean gives."""
     found = verdict.judge("distilled", table(0.05), from_probes(probes(), 100))
     assert max(found.ceiling.optimum.values()) < 1
+    some = table(0.05).assign(optimum_2=lambda t: t["optimum_2"].where(t["request_id"] < 30))
+    known = verdict.judge("distilled", some, from_probes(probes(), 100)).ceiling.optimum_alpha
+    assert known == {2: pytest.approx(0.05)}, "of the requests for which it is known"
     assert found.reason.startswith("this draft does not help, others could")
 
 
@@ -265,7 +299,13 @@ def test_the_interval_is_for_requests_to_come():
     rows = table(0.6, spread=0.3).query("draft_len == 3")
     many, few = (speedup(rows, costs, to_come) for to_come in (100_000, 10))
     assert few.estimate == many.estimate
+    assert speedup(rows, costs) == speedup(rows, costs, len(rows)), "as many as there were"
     assert few.high - few.low > 1.8 * (many.high - many.low)
+
+
+def test_an_interval_leaves_out_a_fortieth_at_each_end():
+    found = range_of(np.array([7.0, *range(1001)]))
+    assert (found.estimate, found.low, found.high) == (7, 25, 975)
 
 
 def test_requests_of_one_conversation_are_drawn_together():
@@ -275,8 +315,8 @@ def test_requests_of_one_conversation_are_drawn_together():
     together = speedup(rows.assign(conversation=rows["request_id"] // 6), costs)
     assert alone == own
     assert together.estimate == alone.estimate
-    # Six neighbours are nearly alike: sqrt(6) without the noise of the costs.
-    assert together.high - together.low > 1.8 * (alone.high - alone.low)
+    # Six neighbours are nearly alike: sqrt(6).
+    assert 2.1 < (together.high - together.low) / (alone.high - alone.low) < 2.8
 
 
 def test_few_conversations_are_not_enough():

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from pydantic import ValidationError
-from scipy.stats import t
+from scipy.stats import t, ttest_1samp
 
 from draftlab.core import theory
 from draftlab.core.tree import Tree
@@ -133,6 +133,15 @@ def test_calibration_recovers_known_costs() -> None:
         model = cost_model(cell)
         assert model.cost_ratio == pytest.approx(0.001 / plain)
         assert model.verify_ratios == pytest.approx({n: 1 + 0.001 * batch * (n - 1) / plain for n in (2, 6)})
+
+
+def test_a_cost_is_the_median_over_plain_steps_before_and_after() -> None:
+    rows = pd.DataFrame({"verified": [2, 2, 2, 6, 6, 6], "verify_seconds": [2.0, 4.0, 90.0, 6.0, 8.0, 9.0]})
+    rows = rows.assign(draft_seconds=[0.2, 0.2, 0.4, 0.4, 0.4, 9.0], plain_before_seconds=1.0, plain_after_seconds=3.0)
+    model = cost_model(rows)
+    assert (model.cost_ratio, model.verify_ratios) == (0.2, {2: 2.0, 6: 4.0})
+    assert model.by_draft_len == {1: 2.0, 5: 4.0}, "one token more is verified than drafted"
+    assert [model.verify(tokens) for tokens in (1, 4, 6)] == [1.0, 3.0, 4.0]
 
 
 def test_calibration_measures_what_another_size_costs() -> None:
@@ -588,6 +597,13 @@ def test_branch_experiment_in_llama_cpp(models: dict[str, Path]) -> None:
 
 
 # --- noise -------------------------------------------------------------------------------------------------------
+
+
+def test_the_interval_of_paired_times_is_that_of_a_t_test() -> None:
+    first, second = [1.0, 1.3, 1.1, 1.6], [1.0, 1.0, 1.2, 1.1]
+    interval = ttest_1samp(np.log(np.divide(first, second)), 0).confidence_interval(0.99)
+    found = compare(first, second)
+    assert (found.low, found.high) == pytest.approx(tuple(np.exp(interval)))
 
 
 def test_comparisons() -> None:

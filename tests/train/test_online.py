@@ -12,6 +12,7 @@ from numpy.testing import assert_array_equal
 from draftlab.core.sampling import Sampling
 from draftlab.data.prompts import Prompt
 from draftlab.engine.recording import load_pass, on_head, record
+from draftlab.engine.replay import Agreement, walk
 from draftlab.errors import UserError
 from draftlab.files.json_files import read_json, write_jsonl
 from draftlab.files.machine import peak_mb
@@ -283,6 +284,29 @@ def test_positions_that_the_online_loss_sees():
     assert learn(starts, rejected, lengths, "rejected") == [3, 6, 7], "position 2 is the bonus: nothing was drafted"
     assert learn(starts, rejected, lengths, "block_end") == [2, 3, 5, 6, 7]
     assert learn(starts, rejected, lengths, "repository") == [3, 4, 7], "one later, but never past the end of an answer"
+
+
+@pytest.mark.parametrize("which", ["rejected", "block_end"])
+def test_lessons_from_sampled_answers_are_those_of_one_run(which):
+    """Each position draws whether its token is accepted. Its counts are the expected ones all the same."""
+    lengths, ratio = [40, 25], np.random.default_rng(1).random(65)
+    agree = Agreement(lengths, ratio, ratio, ratio)
+    sampled = SimpleNamespace(answers=SimpleNamespace(sampling=Sampling(1.0)))
+    chosen = settings(loss_positions=which)
+    rows, lessons = online.served_by(agree, sampled, [0, 1], chosen, np.random.default_rng(2))
+    flags = np.split(np.random.default_rng(2).random(65) < ratio, [40])
+    for lesson, accepts, length in zip(lessons, flags, lengths, strict=True):
+        expected, at = [], 0
+        while at < length:
+            block = accepts[at : at + chosen.draft_len].tolist()
+            end = at + (block.index(False) if False in block else len(block))
+            if which == "block_end":
+                expected.append(min(end, length - 1))
+            elif False in block:
+                expected.append(end)
+            at = end + 1
+        assert lesson.where.tolist() == expected
+    assert_array_equal(rows["blocks"], walk(agree, chosen.draft_len).blocks)
 
 
 # --- lag, replay, gates ------------------------------------------------------------------------------------------
