@@ -279,6 +279,17 @@ def test_the_ceiling_of_one_token_is_the_optimum() -> None:
     assert found.emitted.sum() / found.stopped.sum() == pytest.approx(1 + best[0], abs=0.005)
 
 
+def test_the_ceiling_of_the_second_token_is_the_optimum_where_a_level_is_its_set() -> None:
+    """Both models are sure of the first token. The target then has (1/2, 1/2), the draft (0.8, 0.2): with two drafts the best set is token 0,
+    and the optimum ``1 + 0.5 - 0.8^2``. Half of the texts of each half of the requests have either token."""
+    texts = 4
+    ratio = np.array([[1.0, second, 1.0] for second in (1.6, 1.6, 0.4, 0.4)]).reshape(1, -1)
+    part = Survival([(0,), (1,), (2,)], np.tile(np.eye(3), (3 * texts, 1, 1)), ratio)  # every block is a text
+    found = ceiling(part, np.ones(3 * texts), [3] * texts, 2, 2)
+    assert found.stopped.sum() == texts
+    assert found.emitted.sum() / texts == pytest.approx(1 + 1 + 0.86, rel=1e-12)
+
+
 @pytest.mark.parametrize(("drafts", "size"), [(2, 20_000), (4, 20_000), (2, 4)])
 def test_the_ceiling_is_the_optimum_over_whole_prefixes(drafts: int, size: int) -> None:
     """All blocks start at one text, so one tangent is the right one: the estimate is the enumerated optimum of both depths. On few texts the
