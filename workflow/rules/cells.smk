@@ -133,7 +133,7 @@ rule export_draft:
         r"""
         # A target that was a GGUF file has a vocabulary that its tokenizer.json does not hold.
         if [ -e {params.original:q} ]; then original=(--vocabulary-of {params.original:q}); else original=(); fi
-        draftlab gguf export --model {params.cell:q}/draft {params.text} "${{original[@]}}" --out {output.gguf:q} >{log:q} 2>&1
+        draftlab gguf export --model {params.cell:q}/draft {params.text:q} "${{original[@]}}" --out {output.gguf:q} >{log:q} 2>&1
         """
 
 
