@@ -54,7 +54,7 @@ def range_of(draws: Float64[np.ndarray, " draws"]) -> Range:
 
 
 def around_mean(draws: Float64[np.ndarray, " draws"]) -> Range:
-    """The mean of a few draws, and the 95 % interval of a further one by Student's quantile: the quantiles of six draws hold it in 68 % of cases."""
+    """The mean of a few draws, and the 95 % interval of a further one by Student's quantile: the quantiles of six draws are too close."""
     mean, count = float(draws.mean()), len(draws)
     if count < 2:
         return Range(estimate=mean, low=mean, high=mean)
