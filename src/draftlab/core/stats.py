@@ -83,6 +83,12 @@ def _bootstrap(statistic: Callable[[Any], Any], seed: int, *columns: bytes) -> I
 def stretch(interval: Interval, by: float) -> Interval:
     """Lengthen both halves of an interval.
 
+    **Arguments:**
+    - `interval`: the interval.
+    - `by`: the factor of each half.
+
+    **Returns:** the interval of the same estimate.
+
     >>> stretch(Interval(1.0, 0.5, 2.0, n=3), 2.0)
     Interval(estimate=1.0, low=0.0, high=3.0, n=3, freedom=None)
     """
@@ -92,10 +98,16 @@ def stretch(interval: Interval, by: float) -> Interval:
 
 
 def quantile(comparisons: int, degrees: float = 0) -> float:
-    """How many bootstrap standard errors a 95 % interval extends to each side, for so many comparisons; without degrees, as for many.
+    """How many bootstrap standard errors a 95 % interval extends to each side.
 
     It is Student's quantile, because the bootstrap alone is too narrow for few units (`python -m benchmarks.coverage`). The bootstrap divides
     by ``n`` where ``n - 1`` is right, hence the root.
+
+    **Arguments:**
+    - `comparisons`: how many intervals are to hold together (Bonferroni).
+    - `degrees`: degrees of freedom, requests less one; 0: as for many requests.
+
+    **Returns:** the quantile.
 
     >>> round(quantile(1), 2), round(quantile(1, 9), 2)
     (1.96, 2.38)
