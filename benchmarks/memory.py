@@ -56,8 +56,8 @@ CASES: dict[str, dict[Device, list[tuple[str, tuple[int, ...]]]]] = {
     "trees": {"cpu": [("38M", (2, 256, 16)), ("85M", (2, 256, 16))], "cuda": []},
 }
 """Models and sizes by job. Decoding: requests, tokens of a prompt and of an answer. Training: requests in one forward, tokens of each, tokens of
-its answer, requests of the update. Online: the same, as a draft learns that serves. Beside a target: the same, where the draft writes the answers and ``TARGET`` scores them, ``AT_ONCE``
-requests at a time. Several drafts: requests, tokens of a prompt and of an answer, sequences, tokens of each. Along texts and trees: as decoding.
+its answer, requests of the update. Online: the same, for a draft that learns while it serves. Beside a target: the same, where the draft writes
+the answers and ``TARGET`` scores them, ``AT_ONCE`` requests at a time. Several drafts: requests, tokens of a prompt and of an answer, sequences, tokens of each. Along texts and trees: as decoding.
 In the last three, the model's first ``DRAFT_LAYERS`` layers draft."""
 DRAFT_LAYERS = 2
 NUCLEUS = {"several drafts": True, "along texts": True, "trees": False}

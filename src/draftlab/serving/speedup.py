@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float64, Int64
 
-from draftlab.core.stats import ENOUGH
+from draftlab.core.stats import ENOUGH, quantile
 from draftlab.core.theory import expected_block_length
 from draftlab.serving.costs import DRAWS, LONGEST, BlockCosts
 from draftlab.serving.verdict_format import Ceiling, Outcome, Range
@@ -58,9 +58,7 @@ def around_mean(draws: Float64[np.ndarray, " draws"]) -> Range:
     mean, count = float(draws.mean()), len(draws)
     if count < 2:
         return Range(estimate=mean, low=mean, high=mean)
-    from scipy.special import stdtrit  # slow to load
-
-    margin = float(stdtrit(count - 1, 0.975) * draws.std(ddof=1) * np.sqrt(1 + 1 / count))
+    margin = float(quantile(1, count - 1) * draws.std() * np.sqrt(1 + 1 / count))
     return Range(estimate=mean, low=max(mean - margin, 0.0), high=mean + margin)
 
 
