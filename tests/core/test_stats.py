@@ -85,3 +85,10 @@ def test_rows_with_an_empty_axis_have_a_line_of_the_table() -> None:
     actual = stats.ratio_table(frame, "hits", "tries", ["replay"])
     np.testing.assert_array_equal(actual["replay"], [0.0, np.nan])
     np.testing.assert_array_equal(actual["estimate"], [1 / 4, 5 / 8])
+
+
+def test_an_interval_of_numbers_that_are_not_negative_ends_at_zero() -> None:
+    few = ([0, 0, 3], [10, 10, 10])
+    assert stats.ratio(*few).low == 0
+    assert stats.ratio([0, 0, -3], [10, 10, 10]).low < stats.ratio([-1, 0, 3], [10, 10, 10]).low < 0
+    assert stats.ratio_difference(*few, [0, 0, 0], [10, 10, 10]).low < 0

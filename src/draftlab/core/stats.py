@@ -143,13 +143,16 @@ def ratio(numerator: ArrayLike, denominator: ArrayLike, *, seed: int = 0) -> Int
     - `numerator`, `denominator`: one number for each request.
     - `seed`: seed of the bootstrap.
 
-    **Returns:** the ratio, its interval, and the number of requests.
+    **Returns:** the ratio, its interval, and the number of requests. Where no number is negative, the interval ends at 0.
 
     >>> acceptance = ratio([1, 2, 3], [2, 4, 6])
     >>> acceptance.estimate, acceptance.n
     (0.5, 3)
     """
-    return _interval((numerator, denominator), _quotient, seed)
+    interval = _interval((numerator, denominator), _quotient, seed)
+    if np.any(np.asarray(numerator) < 0) or np.any(np.asarray(denominator) < 0):
+        return interval
+    return replace(interval, low=float(np.maximum(interval.low, 0)))
 
 
 def ratio_difference(
