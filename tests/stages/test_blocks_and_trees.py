@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from draftlab import plan
+from draftlab.core.settings import Settings
 from draftlab.data.prompts import Prompt
 from draftlab.engine import held_out
 from draftlab.engine.settings import Answers
@@ -19,7 +21,7 @@ from draftlab.files.json_files import write_jsonl
 from draftlab.models import load_pair
 from draftlab.models.tokenizer import train_tokenizer
 from draftlab.serving.profiles import load
-from draftlab.stages import blocks, live, token_rate, trees
+from draftlab.stages import _batches, blocks, live, token_rate, trees
 from draftlab.stages._stage import Bench
 from tests.engine.test_speculate import make, near
 
@@ -183,3 +185,36 @@ def test_blocks_are_drafted_by_the_draft_that_another_experiment_distilled() -> 
     (inputs,) = (run.inputs("mdss_drafts", name) for name in run.cells("mdss_drafts"))
     assert inputs.draft == Path(f"{cell}/draft")
     assert f"{cell}/rows.csv" in map(str, run.reads("mdss_drafts", "all")), "its table, beside which the draft lies"
+
+
+DRAFTED = {name: value for name, value in COMMON.items() if name != "past_end"}
+DRAFTED |= {"num_drafts": [2], "draft_temperature": [1.2]}
+
+
+@pytest.mark.parametrize(
+    ("stage", "settings"),
+    [
+        (blocks, blocks.Settings(**DRAFTED, schemes=["k_seq", "traversal"])),  # type: ignore[arg-type]
+        (trees, trees.Settings(**COMMON | {"nodes": [4], "top_k": 5})),  # type: ignore[arg-type]
+        (live, live.Settings(**DRAFTED, schemes=["plain", "k_seq"])),  # type: ignore[arg-type]
+    ],
+)
+def test_a_killed_job_goes_on_after_its_last_batch(
+    stage: ModuleType, settings: Settings, inputs: live.Inputs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(batches: Iterable[object], label: str) -> Iterator[object]:
+        yield next(iter(batches))
+        raise KeyboardInterrupt
+
+    whole = stage.run(settings, inputs, Bench(tmp_path))[0]
+    bench = Bench(tmp_path, parts=tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(_batches, "progress", killed)
+        with pytest.raises(KeyboardInterrupt):
+            stage.run(settings, inputs, bench)
+    (first,) = tmp_path.glob("*.parquet")
+    written = first.stat().st_mtime_ns
+    rows = stage.run(settings, inputs, bench)[0]
+    assert first.stat().st_mtime_ns == written
+    counted = [name for name in whole if not name.endswith("seconds")]
+    pd.testing.assert_frame_equal(rows[counted], whole[counted])

@@ -47,18 +47,20 @@ def run(stage: Stage, variants: Sequence[Variant], inputs: NoInputs, out: Path) 
     """Run every variant in turn and write ``out/rows.csv`` and ``out/run.json``.
 
     The record has the settings that all variants share once, and for each variant its labels, its other settings, and its facts. Finished
-    variants are kept below ``out/.parts`` until all are finished, except where time is measured.
+    variants, and finished batches of requests, are kept below ``out/.parts`` until all are finished, except where time alone is measured.
     """
     frames: list[pd.DataFrame] = []
     runs: list[dict[str, Any]] = []
     kept: dict[object, object] = {}
     reads = inputs.reads([variant.settings for variant in variants])
     parts = None
-    if len(variants) > 1 and not stage.exclusive:
+    if not stage.exclusive:
         code = code_digest(f"draftlab.stages.{stage.name}")
         parts = open_parts(out / ".parts", f"{variants!r} {inputs!r} {digests(out, **reads)} {code}")
     for number, variant in enumerate(variants):
-        rows, facts = _run_once(stage, variant, inputs, Bench(out, variant.labels, number, kept), parts)
+        bench = Bench(out, variant.labels, number, kept, parts)
+        is_only = len(variants) == 1
+        rows, facts = stage.run(variant.settings, inputs, bench) if is_only else _run_once(stage, variant, inputs, bench)
         frames.append((rows.assign(split=stage.split) if stage.split else rows).assign(**variant.labels))
         runs.append({**variant.labels, **facts})
     if _is_first_process():
@@ -71,13 +73,11 @@ def run(stage: Stage, variants: Sequence[Variant], inputs: NoInputs, out: Path) 
         shutil.rmtree(out / ".parts", ignore_errors=True)
 
 
-def _run_once(
-    stage: Stage, variant: Variant, inputs: NoInputs, bench: Bench, parts: Path | None
-) -> tuple[pd.DataFrame, Facts]:
+def _run_once(stage: Stage, variant: Variant, inputs: NoInputs, bench: Bench) -> tuple[pd.DataFrame, Facts]:
     """Run a variant, or read its rows if a killed process had finished it; the record is written last."""
-    if parts is None:
+    table, record = bench.part("parquet"), bench.part("json")
+    if table is None or record is None:
         return stage.run(variant.settings, inputs, bench)
-    table, record = (parts / f"{bench.number}.{kind}" for kind in ("parquet", "json"))
     if record.is_file():
         facts = read_object(record)
         if facts.pop("has_saved"):

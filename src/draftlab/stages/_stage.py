@@ -93,12 +93,20 @@ class Variant:
 
 @dataclass(frozen=True)
 class Bench:
-    """Where the variants of one cell run, one after the other: the folder ``out`` of the cell, and what they keep for each other."""
+    """Where the variants of one cell run, one after the other: the folder ``out`` of the cell, and what they keep for each other.
+
+    ``parts`` is the folder for what a killed job need not do again; None keeps nothing.
+    """
 
     out: Path
     labels: Mapping[str, Any] = field(default_factory=dict)
     number: int = 0
     kept: dict[object, object] = field(default_factory=dict)
+    parts: Path | None = None
+
+    def part(self, name: str) -> Path | None:
+        """The file of a finished part of this variant."""
+        return self.parts / f"{self.number}.{name}" if self.parts else None
 
     def once(self, key: object, make: Callable[[], T]) -> T:
         """The result of ``make``, which is called only once for all variants."""

@@ -12,7 +12,7 @@ from pydantic import Field, field_validator, model_validator
 from draftlab.core.measure import Measure
 from draftlab.core.settings import NonNegativeInt
 from draftlab.errors import UserError
-from draftlab.progress import progress
+from draftlab.stages._batches import by_batch
 from draftlab.stages._decoding import Inputs
 from draftlab.stages._measures import BLOCK_EFFICIENCY
 from draftlab.stages._stage import Bench, Facts, column, stage_of, timing
@@ -105,7 +105,7 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
         raise UserError(f"{live[0]} is decoded live, which has no counts by depth", remedy="leave out it or by_depth")
     work = inputs.open(settings)
     of_texts, of_decoding = (torch.Generator(work.target.device).manual_seed(settings.seed) for _ in range(2))
-    frames, eos_ids = [], [] if settings.past_end else work.tokenizer.eos_ids
+    eos_ids = [] if settings.past_end else work.tokenizer.eos_ids
 
     def decode_live(contender: Contender, batch: Sequence[Request]) -> pd.DataFrame:
         return pd.DataFrame(rows_of(decode(contender, batch, settings, work, eos_ids, of_decoding), batch, None))
@@ -119,14 +119,17 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
         for contender in itertools.filterfalse(_is_replayed, group):
             yield contender, _live_rows(decode_live(contender, batch))
 
-    for dataset, batch in progress(work.batches, "blocks"):
+    def rows_of_batch(_: int, dataset: str, batch: Sequence[Request]) -> pd.DataFrame:
+        frames = []
         for group in _grouped(every, lambda contender: (contender.target_temperature, contender.top_k)):
             for contender, rows in tables(group, batch):
                 if settings.timed and contender.scheme != CEILING:
                     costs = _costs(decode_live(contender, batch[: settings.timed]))
                     rows = rows.merge(costs, how="left", on="request_id")
                 frames.append(rows.assign(dataset=dataset, **vars(contender)))
-    rows = pd.concat(frames, ignore_index=True)
+        return pd.concat(frames, ignore_index=True)
+
+    rows = by_batch(work, bench, [of_texts, of_decoding], rows_of_batch)
     return rows.assign(draft_len=settings.draft_len, top_p=settings.top_p, seed=settings.seed), {}
 
 

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from draftlab.core.measure import Measure
 from draftlab.core.settings import Count, NonNegativeInt, NotNegative
-from draftlab.progress import progress
+from draftlab.stages._batches import by_batch
 from draftlab.stages._decoding import DecodedRow, Decoding, Inputs
 from draftlab.stages._measures import BLOCK_EFFICIENCY
 from draftlab.stages._schemes import LiveScheme
@@ -182,14 +182,17 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
     every = contenders(settings)
     generators = {contender: torch.Generator(work.target.device).manual_seed(settings.seed) for contender in every}
     decode(every[0], work.batches[0][1][:2], settings, work, eos_ids, generators[every[0]])  # warm-up
-    frames = []
-    for number, (dataset, batch) in enumerate(progress(work.batches, "live")):
+
+    def rows_of_batch(number: int, dataset: str, batch: Sequence[Request]) -> pd.DataFrame:
+        frames = []
         shift = number % len(every)
         for contender in every[shift:] + every[:shift]:
             decoded = decode(contender, batch, settings, work, eos_ids, generators[contender])
             rows = pd.DataFrame(rows_of(decoded, batch, work.tokenizer if settings.quality else None))
             frames.append(rows.assign(dataset=dataset, batch=number, **vars(contender)))
-    rows = pd.concat(frames, ignore_index=True)
+        return pd.concat(frames, ignore_index=True)
+
+    rows = by_batch(work, bench, list(generators.values()), rows_of_batch)
     return rows.assign(draft_len=settings.draft_len, top_p=settings.top_p, seed=settings.seed), {}
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field, model_validator
 
 from draftlab.core.settings import Count, NonNegativeInt
-from draftlab.progress import progress
+from draftlab.stages._batches import by_batch
 from draftlab.stages._decoding import DecodedRow, Decoding, Inputs
 from draftlab.stages._measures import BLOCK_EFFICIENCY
 from draftlab.stages._stage import Bench, Facts, column, stage_of
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from draftlab.core.sampling import Sampling
+    from draftlab.engine.held_out import Request
     from draftlab.engine.replay_drafts import Blocks, Texts
     from draftlab.models import LanguageModel
 
@@ -71,16 +72,21 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
     temperatures = (settings.target_temperature, settings.draft_temperature)
     of_target, of_draft = (settings.sampling(temperature, settings.top_k) for temperature in temperatures)
     generator = torch.Generator(work.target.device).manual_seed(settings.seed)
-    frames, eos_ids = [], [] if settings.past_end else work.tokenizer.eos_ids
-    for dataset, batch in progress(work.batches, "trees"):
+    eos_ids = [] if settings.past_end else work.tokenizer.eos_ids
+
+    def rows_of_batch(_: int, dataset: str, batch: Sequence[Request]) -> pd.DataFrame:
+        frames = []
         texts = write_texts(work, batch, of_target, settings.max_new_tokens, eos_ids, generator)
         prompts = [request.prompt_ids for request in batch]
         for labels, blocks in _count(texts, prompts, settings, (work.target, of_target), (work.draft, of_draft)):
             counts = {"blocks": blocks.stopped.sum(1), "emitted": blocks.emitted.sum(1)}
             rows = pd.DataFrame({"request_id": [request.number for request in batch], **counts})
             frames.append(rows.assign(dataset=dataset, **labels))
+        return pd.concat(frames, ignore_index=True)
+
     names = ("draft_len", "draft_temperature", "target_temperature", "top_k", "top_p", "seed")
-    return pd.concat(frames, ignore_index=True).assign(**{name: getattr(settings, name) for name in names}), {}
+    rows = by_batch(work, bench, [generator], rows_of_batch)
+    return rows.assign(**{name: getattr(settings, name) for name in names}), {}
 
 
 def _count(
