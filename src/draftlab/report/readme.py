@@ -24,6 +24,7 @@ REAL_ANSWERS = {
     "osd_offline": 1,
     "osd_online": 2,
     "osd_latency_dataset": 2,
+    "osd_latency_alpha": 2,
     "beyond_served_length": 3,
     "beyond_weights": 1,
     "mdss_drafts": 3,

@@ -111,6 +111,7 @@ MEASURES = {
     "eq1": Measure("eq1", None, "speed-up by Eq. 1", "times plain decoding"),
     "eq1_gap": Measure("eq1_gap", None, "speed-up by Eq. 1 less the measured one", "times plain decoding"),
     "cost_ratio": Measure("cost_ratio", None, "a draft step over a plain step"),
+    "verify_ratio": Measure("verify_ratio", None, "verifying a block over a plain step"),
 }
 
 
