@@ -228,8 +228,10 @@ def test_a_pair_is_restricted_where_its_tables_are(monkeypatch: pytest.MonkeyPat
         return restrict(*tensors)
 
     monkeypatch.setattr(sampling, "restrict", watched)
-    target, draft = distribution(0, 1, 3)[None], distribution(0, 2, 2)[None]
+    target, draft = (torch.stack([distribution(*weights), distribution(0, 0, 1)]) for weights in ((0, 1, 3), (0, 2, 2)))
     with torch.device("meta"):
         found = restrict_pair(target, draft)
-    torch.testing.assert_close(found, (distribution(1, 3)[None], distribution(1, 1)[None]))
+    short = distribution(1, 0)  # a row of fewer tokens ends in columns of probability 0
+    expected = tuple(torch.stack([distribution(*weights), short]) for weights in ((1, 3), (1, 1)))
+    torch.testing.assert_close(found, expected)
     assert {tensor.device.type for tensor in given} == {"cpu"}

@@ -286,9 +286,12 @@ def test_trace_adds_up() -> None:
         assert sum(trace.emitted) == len(trace.answer_ids) <= 20
         assert trace.finished == (trace.answer_ids[-1] == EOS)
         assert EOS not in trace.answer_ids[:-1]
+        left = 20
         for drafted, visited, accepted, emitted, overlap in zip(
             trace.drafted, trace.visited, trace.accepted, trace.emitted, trace.overlap, strict=True
         ):
+            assert drafted <= left
+            left -= emitted
             assert accepted <= visited <= min(accepted + 1, drafted)
             assert emitted in (accepted, accepted + 1)
             assert 0 <= overlap <= visited + 1e-9

@@ -171,6 +171,22 @@ def test_distributions_of_samples_are_the_targets(results):
         with torch.no_grad():
             expected = found.target.answer_logits(samples.prompts, samples.answers).log_softmax(-1)
         torch.testing.assert_close(samples.target_logits.log_softmax(-1), expected, atol=3e-3, rtol=3e-3)
+        read = {"teacher": 0, "mix_request": samples.scored}.get(name, len(samples.labels))
+        assert samples.scored == read, name
+
+
+def test_answers_that_the_target_reads_by_length_keep_their_order(results, monkeypatch):
+    monkeypatch.setattr(sources, "SCORED_AT_ONCE", 2)
+    found = scene(results)
+    answers = [
+        dataclasses.replace(answer, prompt_ids=answer.prompt_ids[number % 5 :])
+        for number, answer in enumerate(found.recorded.answers)
+    ]
+    found = dataclasses.replace(found, recorded=dataclasses.replace(found.recorded, answers=answers))
+    samples = sources.student(found, range(7), torch.Generator())
+    with torch.no_grad():
+        expected = found.target.answer_logits(samples.prompts, samples.answers)
+    torch.testing.assert_close(samples.target_logits, expected, atol=1e-4, rtol=1e-4)
 
 
 def test_who_writes(results):
@@ -336,9 +352,23 @@ def test_micro_batches_change_nothing(results, micro_batch):
     learning.train(whole, range(48), 4, settings())
     effort = learning.train(parts, range(48), 4, settings(micro_batch=micro_batch))
     torch.testing.assert_close(weights(whole.draft), weights(parts.draft), atol=1e-5, rtol=1e-4)
-    assert effort.positions == sum(
-        whole.recorded.lengths[r] for step in learning.orders(range(48), 8, 4, 0) for r in step
-    )
+    learnt = [r for step in learning.orders(range(48), 8, 4, 0) for r in step]
+    assert effort.positions == sum(whole.recorded.lengths[r] for r in learnt)
+    assert effort.tokens == effort.positions + sum(len(whole.recorded.answers[r].prompt_ids) for r in learnt)
+
+
+def test_the_learning_rate_rises_over_the_first_steps_and_gradients_are_clipped(results, monkeypatch):
+    given = {}
+    monkeypatch.setattr(training, "fit", lambda model, losses, schedule, **rest: given.update(rest, schedule=schedule))
+    learning.train(scene(results, target=False), range(48), 100, settings(clip=0.3))
+    assert given["schedule"] == training.Schedule(1e-2, 100, warmup=3, floor=0.0)
+    assert given["clip"] == 0.3
+
+
+def test_an_epoch_ends_with_a_short_batch(results, tmp_path):
+    _, facts = run(results, tmp_path, epochs=2, batch=20, requests=30)
+    assert facts["runs"][0]["updates"] == 2 * 2
+    assert facts["runs"][0]["positions"] == 2 * sum(load_pass(results / "answers/toy.train").lengths[:30])
 
 
 def test_an_epoch_has_every_request_once_in_an_order_of_its_own():
