@@ -353,23 +353,6 @@ def test_an_update_reaches_the_server_lag_requests_later(results, stream, lag):
     assert not late[COUNTS].equals(now[COUNTS])
 
 
-def test_updates_reach_the_server_in_their_order(results, stream):
-    """What is learnt from whole answers does not depend on the draft that served them."""
-
-    def weights_along(lag):
-        seen = []
-
-        def server(draft, traffic, requests, *rest):
-            seen.extend([weights(draft).clone()] * len(requests))
-            return online.replay_server(draft, traffic, requests, *rest)
-
-        online.serve(draft_of(results), stream, settings(lag=lag, loss_positions="all"), server=server)
-        return seen
-
-    now, late = weights_along(0), weights_along(20)  # two updates are on their way at once
-    assert all(torch.equal(late[request], now[max(0, request - 20)]) for request in range(48))
-
-
 def test_a_replay_buffer_adds_older_requests(results, stream, monkeypatch):
     """An update learns from the requests since the last one, once each, and from some of those before."""
     learnt, learn = [], online.learn
