@@ -96,6 +96,10 @@ def test_equal_beginnings_are_one_node() -> None:
     assert tree.attention_mask[1, 4].nonzero()[:, 0].tolist() == [0, 3, 4]
     uneven = Tree.of_parents([-1, 0, 0, 2]).merged(torch.tensor([[[5, 5], [5, 5]], [[5, 5], [4, 5]]]))
     assert uneven.paths.tolist() == [[[0, 1, 1], [0, 1, 2]], [[0, 1, 1], [0, 2, 3]]]
+    assert Tree.of_parents([-1, 0, 1, 0]).merged(torch.tensor([[[5, 6], [7, 7]]])).paths.tolist() == [
+        [[0, 1, 2], [0, 3, 3]]
+    ]
+    assert Tree.delayed(3, 4, trunk=2).widths == [1, 1, 3, 1]
 
 
 def test_the_static_optimum_is_the_best_of_all_trees() -> None:

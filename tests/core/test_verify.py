@@ -83,6 +83,31 @@ def test_emitted_distribution_is_the_target_with_many_drafts(name: str, drafts: 
         torch.testing.assert_close(emitted, target, rtol=0, atol=1e-12)
 
 
+def test_hybrid_is_lossless_where_k_seq_accepts_more() -> None:
+    """The program over 5 tokens is at least as good on smaller vocabularies."""
+    hybrid, importance = TOKEN_VERIFIERS["hybrid"], TOKEN_VERIFIERS["importance_truncated"]
+    target, draft = map(torch.stack, zip(*random_pairs(60, seed=3, smallest=7, largest=7), strict=True))
+    drafts = draft[:, None].expand(-1, 3, -1)
+    more = (hybrid.closed_form(target, drafts).proc - importance.closed_form(target, drafts).proc) > 1e-6
+    assert more.sum() >= 3
+    for row in more.nonzero()[:3, 0]:
+        emitted, _ = expected_distribution(hybrid, target[row], drafts[row])
+        torch.testing.assert_close(emitted, target[row], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_row_of_a_batch_is_decided_as_if_alone(name: str) -> None:
+    verifier = VARIANTS[name]
+    target, one = random_distributions(2, 6, 4, seed=22)
+    draft = one[:, None].expand(-1, 2, -1)
+    tokens = draft_tokens(draft, verifier.drafting, torch.Generator().manual_seed(23))
+    decision = verifier.decide(target, draft, tokens)
+    for row in range(6):
+        alone = verifier.decide(*(table[row : row + 1] for table in (target, draft, tokens)))
+        torch.testing.assert_close(decision.accept[row], alone.accept[0])
+        torch.testing.assert_close(decision.residual(torch.tensor([row])), alone.residual(slice(None)))
+
+
 def test_optimal_swaps_stay_symmetric_under_rounding() -> None:
     """A case from a search: the quotient of a swap is rounding here, and a cap on one side alone left an error of 5e-10."""
     target, draft = (

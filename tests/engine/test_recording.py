@@ -137,8 +137,9 @@ def test_passes_in_other_orders_share_their_distributions(saved: tuple[TargetPas
         assert torch.equal(own.target_logits(range(len(known))), distributions)
         with pytest.raises(ValueError, match="another order"):
             own.save(folder / "again")
-    with pytest.raises(UserError, match="different targets"):
-        join([got, dataclasses.replace(got, vocab_size=got.vocab_size + 1)])
+    for change in ({"vocab_size": got.vocab_size + 1}, {"sampling": Sampling(1.0)}):
+        with pytest.raises(UserError, match="different targets"):
+            join([got, dataclasses.replace(got, **change)])
 
 
 def test_a_pass_of_other_answers_is_refused(saved: tuple[TargetPass, Path]) -> None:

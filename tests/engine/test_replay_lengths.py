@@ -1,6 +1,7 @@
 """Rules for the length of a block: the counts of replay and of decoding, and what the oracle reaches."""
 
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import torch
 from draftlab.core.sampling import Sampling
 from draftlab.engine.recording import record
 from draftlab.engine.replay import replay
-from draftlab.engine.replay_lengths import Drafted, cut, draft_everywhere
+from draftlab.engine.replay_lengths import Drafted, cut, draft_everywhere, guess
 from draftlab.errors import UserError
 from draftlab.latency.loop import fixed, speculate
 from draftlab.models.gguf import export
@@ -87,6 +88,14 @@ def test_the_oracle_drafts_what_stands_and_asks_cost_a_step():
     assert asked.blocks.tolist() == [3, 2]  # 2 stand, and a token; none stands; none stands
     assert asked.steps.tolist() == [9, 6], "two drafted, and the third that was not"
     assert cut(drafted, drafted.fixed(4)).steps.tolist() == [6, 6], "a token found by lookup takes no step"
+
+
+def test_a_model_is_never_as_sure_as_prompt_lookup():
+    """A probability that float32 rounds to 1 still takes a step of the model."""
+    cache = SimpleNamespace(extend=lambda tokens: torch.tensor([[[0.0, 50.0, 0.0]]]))
+    token, sure = guess(cache, torch.tensor([2]))
+    assert token.tolist() == [1]
+    assert 0.999 < float(sure) < 1
 
 
 def test_sampled_answers_have_no_fixed_blocks(pair):

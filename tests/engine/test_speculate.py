@@ -286,14 +286,47 @@ def test_trace_adds_up() -> None:
         assert sum(trace.emitted) == len(trace.answer_ids) <= 20
         assert trace.finished == (trace.answer_ids[-1] == EOS)
         assert EOS not in trace.answer_ids[:-1]
+        left = 20
         for drafted, visited, accepted, emitted, overlap in zip(
             trace.drafted, trace.visited, trace.accepted, trace.emitted, trace.overlap, strict=True
         ):
+            assert drafted <= left
+            left -= emitted
             assert accepted <= visited <= min(accepted + 1, drafted)
             assert emitted in (accepted, accepted + 1)
             assert 0 <= overlap <= visited + 1e-9
     assert decoded.blocks == max(len(trace.emitted) for trace in decoded.traces)
     assert min(decoded.draft_seconds, decoded.target_seconds, decoded.verify_seconds) > 0
+
+
+def test_overlap_is_counted_along_the_path_that_was_chosen() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(60, 3, 3, 5, generator=generator)
+    draft = torch.randn(60, 3, 2, 5, dtype=torch.float64, generator=generator).softmax(-1)
+    tokens = draft.flatten(0, 2).multinomial(1, generator=generator).view(60, 3, 2)
+    specinfer, hot = VERIFIERS["specinfer"], Sampling(1.0)
+    how = policy.make_policy(specinfer, 3, 2, hot, hot, generator, None, [DRAFT])
+    verdict = policy.judge(policy.Proposal(tokens, draft), logits, how)
+    assert set(verdict.path) == {0, 1, 2}
+    for row, path in enumerate(verdict.path):
+        shared = to_probs(logits[row, path, :2], hot).minimum(draft[row, path])
+        assert verdict.overlap[row] == pytest.approx(shared.sum(-1).tolist())
+        drafted = tokens[row, path, :, None]
+        assert verdict.overlap_repo[row] == pytest.approx(shared.gather(-1, drafted)[:, 0].tolist())
+
+
+def test_the_time_of_turning_logits_into_distributions_is_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+
+    def slow(*given: Any) -> torch.Tensor:
+        now[0] += 1.0
+        return to_probs(*given)
+
+    monkeypatch.setattr("draftlab.engine.speculate.to_probs", slow)
+    monkeypatch.setattr("draftlab.engine.speculate.clock_of", lambda *given: lambda: now[0])
+    decoded = decode(sampling=Sampling(1.0))
+    assert decoded.transform_seconds == decoded.blocks
+    assert decoded.draft_seconds == decoded.target_seconds == decoded.verify_seconds == 0
 
 
 class Counting:

@@ -124,6 +124,11 @@ def test_typical_acceptance_is_told_from_a_lossless_one():
     assert distribution.tolist() == [
         [0.0, 1.0, 0.0, 0.0]
     ]  # 0.3 passes the threshold of min(0.09, 0.3 exp(-1.14)), 0.05 does not
+    flat = torch.tensor([[0.3, 0.3, 0.2, 0.08, 0.07, 0.05]], dtype=torch.float64)
+    uniform = torch.full((1, 2, 6), 1 / 6, dtype=torch.float64)
+    for drafted, accepted in (([5, 3], 3), ([3, 2], 2)):  # here the threshold is 0.3 exp(-1.58) = 0.062
+        distribution = typical.distribution(flat, uniform, torch.tensor([drafted]))
+        assert distribution[0, accepted] == 1
 
 
 def test_heads_learn_what_the_target_says_and_leave_it_alone():

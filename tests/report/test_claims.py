@@ -503,7 +503,9 @@ def test_window_is_a_part_of_each_stream():
         {"dataset": ["a"] * 10 + ["b"] * 100, "stream_index": [*range(10), *range(100)], "method": "online"}
     )
     for window, expected in (((0.8, 1.0), [2, 20]), ((0.0, 0.1), [1, 10]), ((0.4, 0.5), [1, 10])):
-        assert tidy.in_window(rows, *window).groupby(rows["dataset"]).sum().tolist() == expected
+        for more in ({}, {"loss": rows["dataset"].where(rows["dataset"] == "a")}):  # an axis that only one stream has
+            found = tidy.in_window(rows.assign(**more), *window)
+            assert found.groupby(rows["dataset"]).sum().tolist() == expected
     assert tidy.in_window(rows.assign(split="eval"), 0.8, 1.0).all(), "held-out requests are in no stream"
 
 

@@ -25,6 +25,7 @@ from draftlab.models.tokenizer import train_tokenizer
 from draftlab.plan.run import run_of
 from draftlab.report.verdict import VerdictSettings, alone, commands, lines, page, run
 from draftlab.report.verdict import judge as judge_run
+from draftlab.serving import costs as block_costs
 from draftlab.serving import verdict
 from draftlab.serving.costs import BlockCosts, from_probes, from_profile
 from draftlab.serving.load import TOO_LARGE
@@ -801,7 +802,13 @@ def test_two_verdicts_on_one_run_do_not_disturb_each_other(tmp_path: Path):
 def test_conversations_and_prompts_that_the_target_cannot_read_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    rows = pd.concat([table(0.8, 12, option="lookup").assign(split="train"), table(0.8), table(0.8, option="lookup")])
+    rows = pd.concat(
+        [
+            table(0.8, 12, option="lookup").assign(split="train", prompt_tokens=40),
+            table(0.8),
+            table(0.8, option="lookup"),
+        ]
+    )
     cell, answers = tmp_path / "cells/traffic_verdict/prompts.0", tmp_path / "main/answers/prompts.eval"
     learnt = tmp_path / "main/answers/prompts.train"
     for folder in (cell, answers, learnt, tmp_path / "data/prompts", tmp_path / "main/models/target"):
@@ -839,6 +846,8 @@ def test_conversations_and_prompts_that_the_target_cannot_read_are_counted(
     monkeypatch.setattr(
         verdict, "decide", lambda rows, *more, **said: judged.append(rows) or decide(rows, *more, **said)
     )
+    priced, profile = [], block_costs.from_profile
+    monkeypatch.setattr(block_costs, "from_profile", lambda *given: priced.append(given) or profile(*given))
     settings = VerdictSettings(Path("logs/log.jsonl"), "models/T", hardware="rtx4090-llama-3.1-8b")
     found = judge_run(tmp_path, settings, "models/D", {"a broken line": 2}, None, None)
     assert found.left_out == {"a broken line": 2, "too long for the target, or refused by its chat template": 1}
@@ -853,6 +862,7 @@ def test_conversations_and_prompts_that_the_target_cannot_read_are_counted(
     assert "2.5 million weights (5.0 MB at two bytes each), the target 25.0 million" in shown
     assert "16 bytes for each weight of the draft (40 MB)" in shown
     held_out = judged[0][judged[0]["split"] == "eval"].drop_duplicates("request_id").sort_values("request_id")
+    assert priced == [("rtx4090-llama-3.1-8b", 20 + 90 / 2, 0.1)], "halfway through the held-out answers"
     logged = len(tokenizer.encode("x " * 500))
     assert held_out["answer_tokens"].tolist()[:4] == [logged, 96, logged, 96], "only answers that were cut"
     (lookup,) = (option for option in found.options if option.name == "lookup")

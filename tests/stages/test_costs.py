@@ -6,21 +6,26 @@ import functools
 import math
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from draftlab import plan
 from draftlab.core import theory
+from draftlab.engine.recording import load_pass
 from draftlab.errors import UserError
-from draftlab.models.llama import Llama, LlamaConfig
+from draftlab.models import load_model
+from draftlab.models.llama import Llama, LlamaCache, LlamaConfig
 from draftlab.models.weights import model_size
 from draftlab.report import findings
 from draftlab.stages import break_even, medusa, memory_traffic, online
 from draftlab.stages._stage import Bench
 from draftlab.train import break_even as train_break_even
 from draftlab.train import medusa as train_medusa
+from draftlab.train import traffic
 from draftlab.train.folders import Folders
 from tests.pair import inputs_of
 from tests.synthetic import FOLDER, TABLES
@@ -144,6 +149,45 @@ def test_break_even_prices_every_contender_on_the_same_requests(results: Path, t
     assert online["blocks"].sum() < static["blocks"].sum()
     with pytest.raises(UserError, match="48 answers for 30 requests to serve"):
         break_even.run(even(requests=30), inputs_of(results), Bench(tmp_path))
+
+
+def test_each_request_has_the_prices_of_its_measurement() -> None:
+    rows = pd.DataFrame({"stream_index": [0, 1, 2], "blocks": [2.0, 1.0, 3.0]})
+    sizes = {name: theory.ModelSize(gb, 0.0) for name, gb in (("target", 8.0), ("larger", 2.0))}
+    prices = {"target": [10.0, 20.0], "larger": [1.0, 2.0], "draft": [0.0, 0.0], "update 4": [8.0, 16.0]}
+    prices = {name: np.array(seconds) for name, seconds in prices.items()}
+    found = train_break_even.priced(
+        rows, sizes, prices, "larger", draft_len=3, context=5, update="update 4", share=0.25
+    )
+    assert found["serve_seconds"].tolist() == [2 * (3 * 1 + 10), 3 * 2 + 20, 3 * (3 * 1 + 10)]
+    assert found["update_seconds"].tolist() == [2.0, 4.0, 2.0]
+    np.testing.assert_allclose(found["serve_gb"] / rows["blocks"], 8 + 3 * 2)
+
+
+def test_affordable_requests_hold_at_least_the_tokens() -> None:
+    records = [SimpleNamespace(prompt_ids=[1] * n, answer_ids=[1, 2]) for n in (50, 1, 2, 3)]
+    every = SimpleNamespace(answers=SimpleNamespace(answers=records))
+    for tokens, expected in ((2, [1]), (3, [1]), (4, [1, 2]), (7, [1, 2]), (8, [1, 2, 3]), (99, [1, 2, 3])):
+        assert train_break_even.affordable(every, 1, tokens) == expected
+
+
+def test_a_timed_step_is_one_of_many_and_the_first_measurement_is_left_out(
+    results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clock on which a step takes 1 second, and 100 in the first measurement of the three models."""
+    now, steps, extend = [0.0], [0], LlamaCache.extend
+
+    def stepped(self: LlamaCache, tokens: torch.Tensor) -> torch.Tensor:
+        steps[0] += 1
+        now[0] += 100.0 if steps[0] <= 3 * train_break_even.STEPS else 1.0
+        return extend(self, tokens)
+
+    monkeypatch.setattr(LlamaCache, "extend", stepped)
+    monkeypatch.setattr(train_break_even, "clock_of", lambda device: lambda: now[0])
+    target, draft = (load_model(results / "models" / name) for name in ("target", "draft"))
+    stream = traffic.whole(load_pass(results / "answers/toy.train"), "toy")
+    prices = train_break_even.measure(target, draft, draft, stream, even(), intervals=[2], context=16, measurements=2)
+    assert [prices[name].tolist() for name in ("draft", "larger", "target")] == [[1.0, 1.0]] * 3
 
 
 def test_a_timed_update_learns_from_the_positions_that_serving_leaves_it(

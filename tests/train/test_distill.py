@@ -123,10 +123,15 @@ def test_one_pass_of_the_target_serves_every_variant(results, tmp_path):
 
 
 @pytest.mark.parametrize("source", sorted(sources.LIVE))
-def test_the_target_reads_again_only_what_a_draft_wrote(results, tmp_path, source):
+def test_the_target_reads_again_only_what_a_draft_wrote(results, tmp_path, source, monkeypatch):
+    asked, write = [], sources.SOURCES[source]
+    monkeypatch.setitem(
+        sources.SOURCES, source, lambda scene, *given: asked.append(len(given[0])) or write(scene, *given)
+    )
     _, facts = run(results, tmp_path, epochs=1, sample_source=source, sample_batch=16)
     assert 0 < facts["runs"][0]["target_tokens"] <= 48 * 12
     assert facts["runs"][0]["updates"] == 6
+    assert asked == [16] * 3, "the draft answers the requests of two updates at once"
 
 
 def test_probes_measure_while_training(results, tmp_path):
@@ -171,6 +176,8 @@ def test_distributions_of_samples_are_the_targets(results):
         with torch.no_grad():
             expected = found.target.answer_logits(samples.prompts, samples.answers).log_softmax(-1)
         torch.testing.assert_close(samples.target_logits.log_softmax(-1), expected, atol=3e-3, rtol=3e-3)
+        read = {"teacher": 0, "mix_request": samples.scored}.get(name, len(samples.labels))
+        assert samples.scored == read, name
 
 
 def test_who_writes(results):
@@ -336,9 +343,23 @@ def test_micro_batches_change_nothing(results, micro_batch):
     learning.train(whole, range(48), 4, settings())
     effort = learning.train(parts, range(48), 4, settings(micro_batch=micro_batch))
     torch.testing.assert_close(weights(whole.draft), weights(parts.draft), atol=1e-5, rtol=1e-4)
-    assert effort.positions == sum(
-        whole.recorded.lengths[r] for step in learning.orders(range(48), 8, 4, 0) for r in step
-    )
+    learnt = [r for step in learning.orders(range(48), 8, 4, 0) for r in step]
+    assert effort.positions == sum(whole.recorded.lengths[r] for r in learnt)
+    assert effort.tokens == effort.positions + sum(len(whole.recorded.answers[r].prompt_ids) for r in learnt)
+
+
+def test_the_learning_rate_rises_over_the_first_steps_and_gradients_are_clipped(results, monkeypatch):
+    given = {}
+    monkeypatch.setattr(training, "fit", lambda model, losses, schedule, **rest: given.update(rest, schedule=schedule))
+    learning.train(scene(results, target=False), range(48), 100, settings(clip=0.3))
+    assert given["schedule"] == training.Schedule(1e-2, 100, warmup=3, floor=0.0)
+    assert given["clip"] == 0.3
+
+
+def test_an_epoch_ends_with_a_short_batch(results, tmp_path):
+    _, facts = run(results, tmp_path, epochs=2, batch=20, requests=30)
+    assert facts["runs"][0]["updates"] == 2 * 2
+    assert facts["runs"][0]["positions"] == 2 * sum(load_pass(results / "answers/toy.train").lengths[:30])
 
 
 def test_an_epoch_has_every_request_once_in_an_order_of_its_own():

@@ -353,8 +353,15 @@ def test_an_update_reaches_the_server_lag_requests_later(results, stream, lag):
     assert not late[COUNTS].equals(now[COUNTS])
 
 
-def test_a_replay_buffer_adds_older_requests(results, stream):
+def test_a_replay_buffer_adds_older_requests(results, stream, monkeypatch):
     """An update learns from the requests since the last one, once each, and from some of those before."""
+    learnt, learn = [], online.learn
+
+    def watched(learner, optimizer, lessons, settings):
+        learnt.append([lesson.request for lesson in lessons])
+        return learn(learner, optimizer, lessons, settings)
+
+    monkeypatch.setattr(online, "learn", watched)
     assert set(stream.answers.lengths) == {ROOM}
     for changes, older in (
         ({}, [0, 0, 0, 0, 0, 0]),
@@ -362,8 +369,13 @@ def test_a_replay_buffer_adds_older_requests(results, stream):
         ({"replay": 4, "buffer": 2}, [0, 2, 2, 2, 2, 2]),
         ({"replay": 30}, [0, 8, 16, 24, 30, 30]),
     ):
+        learnt.clear()
         _, effort = online.serve(draft_of(results), stream, settings(loss_positions="all", **changes))
         assert effort.positions == ROOM * (48 + sum(older))
+        for number, (requests, more) in enumerate(zip(learnt, older, strict=True)):
+            assert requests[:8] == list(range(8 * number, 8 * number + 8))
+            kept = range(max(0, 8 * number - changes.get("buffer", 48)), 8 * number)
+            assert len(requests[8:]) == more == len({*requests[8:]} & {*kept})
 
 
 def test_requests_behind_a_gate_are_served_and_not_learnt(results, stream):
@@ -381,9 +393,12 @@ def test_seeds_give_other_orders_of_the_same_requests(stream):
     ids = [[answer.id for answer in t.answers.answers] for t in (stream, again, other)]
     assert ids[0] == ids[1] != ids[2]
     assert sorted(ids[0]) == sorted(ids[2])
-    mixed = dataclasses.replace(stream, group=["a", "b"] * 24).reordered(1)
+    blocks, gate = np.arange(48) // 16, np.arange(48) % 3 > 0
+    mixed = dataclasses.replace(stream, group=["a", "b"] * 24, segment=blocks, trains=gate).reordered(1)
     names = [answer.id for answer in mixed.answers.answers]
     assert set(names[::2]) == set(ids[0][::2])
+    assert_array_equal(mixed.segment, blocks, "blocks and gates stay where they are")
+    assert_array_equal(mixed.trains, gate)
 
 
 def test_rows_name_their_request_in_every_order(results, tmp_path, streams):
@@ -512,8 +527,8 @@ def test_bins_sum_requests(results, tmp_path):
 
 def test_a_bin_holds_the_same_requests_in_every_seed(results, tmp_path, streams):
     """An interval draws bins with all their seeds: a draft that learns nothing counts the same in each."""
-    table, _ = mixed(results, tmp_path, streams, learns=False, probes=1, bin=4, inner={"seed": [0, 1]})
-    keys = ["split", "group", "request_id"]
+    table, _ = mixed(results, tmp_path, streams, learns=False, probes=2, bin=4, inner={"seed": [0, 1]})
+    keys = ["split", "after", "group", "request_id"]
     first, second = (rows.groupby(keys)[[*COUNTS, "requests"]].sum() for _, rows in table.groupby("seed"))
     pd.testing.assert_frame_equal(first, second)
     assert set(first["requests"]) == {4}
@@ -559,6 +574,7 @@ def test_a_class_that_sets_nothing_aside_is_refused(results, tmp_path, streams, 
     with pytest.raises(UserError, match=r"requests of each dataset after 16 that are skipped, but other has 16"):
         mixed(results, tmp_path, streams, drafts="by_group", warm_on="aside", learns=False)
     assert stream.first(0.25, "toy") == stream.first(0.25) == list(range(12))
+    assert dataclasses.replace(stream, group=["a", "b"] * 24).first(0.1) == list(range(6)), "3 of 24, rounded up"
     with pytest.raises(UserError, match="no request of class 'other' was kept aside"):
         stream.first(1.0, "other")
 

@@ -108,7 +108,7 @@ def in_window(rows: pd.DataFrame, start: float, end: float) -> pd.Series[bool]:
     All text columns together identify a stream, except ``group`` and ``text``, which vary among its requests.
     """
     keys = [key for key in rows if pd.api.types.is_string_dtype(rows[key]) and key not in ("group", "text")]
-    streams = rows["stream_index"].groupby([rows[key] for key in keys]) if keys else rows["stream_index"]
+    streams = rows["stream_index"].groupby([rows[key] for key in keys], dropna=False) if keys else rows["stream_index"]
     last = streams.transform("max") if keys else streams.max()
     place = rows["stream_index"] / (last + 1)
     inside = (place >= start) & (place < end)
