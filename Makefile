@@ -42,7 +42,7 @@ test-slow: .venv/ready  ## the slow tests too
 test-faults: .venv/ready  ## kill a run at 30 or more random moments and compare its tables with an undisturbed run's
 	pytest -s -m faults
 
-test-fuzz: .venv/ready  ## feed 10,750 damaged inputs to the parsers, in bounded memory (DRAFTLAB_FUZZ=10: ten times as many)
+test-fuzz: .venv/ready  ## feed 11,750 damaged inputs to the parsers, in bounded memory (DRAFTLAB_FUZZ=10: ten times as many)
 	pytest -s -m fuzz tests/fuzz
 
 test-slurm: .venv/ready  ## start a Slurm of one node on this machine and run through profiles/slurm (SLURM_INSTALL=1: apt installs it)

@@ -33,6 +33,8 @@ container: os.path.relpath(plan.WORKFLOW.parent / "envs" / "draftlab.sif")
 
 
 try:
+    if workflow.is_main_process:
+        plan.check_names(sys.argv)
     RUN = plan.load_run(config, plan.WORKFLOW)
     # The published figures need neither data nor models: only the committed tables.
     if workflow.is_main_process and "paper_figures" not in sys.argv:

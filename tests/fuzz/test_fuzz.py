@@ -1,4 +1,4 @@
-"""Every parser reads any bytes or raises a ``UserError`` of one line: `make test-fuzz`, 10,750 inputs in bounded memory."""
+"""Every parser reads any bytes or raises a ``UserError`` of one line: `make test-fuzz`, 11,750 inputs in bounded memory."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ from draftlab.models.gguf import export
 from draftlab.models.weights import read_weights
 from draftlab.plan.grids import validated
 from draftlab.plan.scale import ScaleSettings
+from draftlab.serving import emit, monitor, profiles, records, traces
 from tests.pair import make_results
 
 pytestmark = pytest.mark.fuzz
@@ -239,6 +240,57 @@ TEXTS: dict[str, tuple[list[bytes], Callable[[Path], object]]] = {
     "samples": ([b'{"target_probs": [0.5, 0.5], "token": 1}\n' * 5], lambda file: command.run_on_file(file, Budget())),
     "provenance": ([b'{"source": "raw"}'], lambda file: sources.Fetched(file.parent).provenance("train")),
 }
+
+
+SPECULATION = {
+    "num_spec_steps": 10,
+    "num_draft_tokens": 30,
+    "num_accepted_draft_tokens": 15,
+    "acceptance_histogram": [2, 3, 3, 2],
+}
+RECORDS = [
+    json.dumps({"metrics": {"speculative_decoding": SPECULATION | {"acceptance_histogram_by_draft_length": {"3": [2, 3, 3, 2]}}}}).encode(),
+    json.dumps({"meta_info": {"spec_verify_ct": 10, "spec_accept_length": 2.5, "completion_tokens": 26, "spec_accept_histogram": [2, 3, 5]}}).encode(),
+    json.dumps({"response": {"timings": {"draft_n": 30, "draft_n_accepted": 15, "predicted_n": 26}}}).encode(),
+    b"".join(b"vllm:spec_decode_num_%s_total 9\n" % name for name in (b"drafts", b"draft_tokens", b"accepted_tokens"))
+    + b'vllm:spec_decode_num_accepted_tokens_per_pos_total{position="0"} 5\n',
+]  # fmt: skip
+TRACES = [
+    b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.68,374,44\n2023-11-16 18:15:50,396,109\n",
+    b"arrived_at,num_prefill_tokens,num_decode_tokens\n0.1,10,20\n0.4,20,30\n",
+    b'{"timestamp": 0, "input_length": 6758, "output_length": 500}\n{"timestamp": 3000, "input_length": 7, "output_length": 4}\n',
+]
+BEST = [{"batch": 1, "context": 512, "best_draft_len": 4}, {"batch": 2, "context": 512, "best_draft_len": 0}]
+LOAD = [json.dumps({"known": True, "draft_ratio": 0.1, "best_by_batch_and_context": BEST}, indent=1).encode()]
+PROFILE = [(profiles.SHIPPED / "rtx4090-llama-3.1-8b.yaml").read_bytes()]
+
+
+def judged(file: Path) -> object:
+    ends_well(lambda: records.acceptance(file))
+    return monitor.judge(
+        records.read(file), monitor.Promise(draft_len=3, acceptance_length=monitor.Bounds(low=2, high=3))
+    )
+
+
+SERVING: dict[str, tuple[int, str, list[bytes], Callable[[Path], object]]] = {
+    "records": (400, "jsonl", [(seed + b"\n") * 40 for seed in RECORDS[:-1]] + RECORDS[-1:], judged),
+    "traces": (200, "csv", TRACES[:-1], traces.read_trace),
+    "lines of traces": (100, "jsonl", TRACES[-1:], traces.read_trace),
+    "profiles": (150, "yaml", PROFILE, profiles.load),
+    "load": (150, "json", LOAD, lambda file: emit.from_load(file, 1024)),
+}
+
+
+@pytest.mark.parametrize("name", SERVING)
+def test_files_of_servers(name: str, tmp_path: Path) -> None:
+    count, suffix, seeds, read = SERVING[name]
+    file = tmp_path / f"file.{suffix}"
+
+    def parse(data: bytes) -> object:
+        file.write_bytes(data)
+        return read(file)
+
+    fuzz(name, count, mutated(seeds), parse)
 
 
 @pytest.mark.parametrize("name", TEXTS)

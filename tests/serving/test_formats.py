@@ -202,6 +202,22 @@ def test_of_two_contexts_as_near_the_larger_is_used_and_said(
     assert capsys.readouterr().out == "draft lengths by batch at 2048 tokens of context\n"
 
 
+@pytest.mark.parametrize(
+    "best",
+    [
+        "x",
+        [{}],
+        [None],
+        [{"batch": 1, "context": 10**400, "best_draft_len": 4}],
+        [{"batch": 1, "context": 512, "best_draft_len": "x"}],
+    ],
+)
+def test_a_summary_that_is_not_of_load_is_refused(best: object, tmp_path: Path) -> None:
+    (tmp_path / "load.json").write_text(json.dumps({"known": True, "best_by_batch_and_context": best}))
+    with pytest.raises(UserError, match=r"load\.json: not a file of draftlab load: best_by_batch_and_context"):
+        emit.from_load(tmp_path / "load.json", 1024)
+
+
 def test_emit_writes_what_fits_and_refuses_what_was_asked_and_does_not(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -301,7 +317,10 @@ def test_sglang_without_counts_and_llama_cpp_follow_from_lengths() -> None:
     "row",
     [None, {}, [], {"metrics": None}, {"metrics": {"speculative_decoding": None}}, {"spec_verify_ct": "x"}, {"spec_verify_ct": 5},
      {"timings": {"predicted_n": 4}}, {"timings": {"predicted_n": 9, "draft_n": 3, "draft_n_accepted": 4}},
-     {"timings": {"predicted_n": float("nan"), "draft_n": 3, "draft_n_accepted": 2}}, {"timings": {"predicted_n": True, "draft_n": 3, "draft_n_accepted": 0}}],
+     {"timings": {"predicted_n": float("nan"), "draft_n": 3, "draft_n_accepted": 2}}, {"timings": {"predicted_n": True, "draft_n": 3, "draft_n_accepted": 0}},
+     {"timings": {"predicted_n": 10**400, "draft_n": 3, "draft_n_accepted": 2}}, {"spec_verify_ct": 1e300, "spec_accept_token_num": 1},
+     {"metrics": {"speculative_decoding": {"num_spec_steps": 1, "num_draft_tokens": 4, "num_accepted_draft_tokens": 2,
+                                           "acceptance_histogram": {"300000000": 1}}}}],
 )  # fmt: skip
 def test_rows_that_say_nothing_are_none(row: object) -> None:
     assert records.read_one(row) is None
@@ -347,6 +366,7 @@ def test_sglangs_counters_are_summed_and_its_gauges_are_not_read() -> None:
         ("", "no counters"),
         ("vllm:x{", "not Prometheus"),
         ("a 1\n", "no counters"),
+        ('vllm:spec_decode_num_accepted_tokens_per_pos_total{position="x"} 1\n', "not Prometheus"),
         (
             "sglang:spec_verify_calls_total 9\nsglang:spec_accept_length 2\n",
             "sglang:generation_tokens_total, sglang:num",
@@ -356,6 +376,12 @@ def test_sglangs_counters_are_summed_and_its_gauges_are_not_read() -> None:
 def test_text_without_counters_is_refused(text: str, says: str) -> None:
     with pytest.raises(UserError, match=says):
         next(records.from_prometheus(text, "m"))
+
+
+def test_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "m").write_bytes(b"# \xff\n")
+    with pytest.raises(UserError, match="no counters"):
+        next(records.read(tmp_path / "m"))
 
 
 def test_recorded_histograms_become_acceptance(tmp_path: Path) -> None:
@@ -390,6 +416,10 @@ def test_a_histogram_cut_at_the_largest_count_seen_is_padded(tmp_path: Path, dra
     found = records.acceptance(write_records(tmp_path / "r.jsonl", *((h, drafted) for h in rows)))
     assert_allclose(found.survival[:, :4], [[0, 0, 0, 0], [0.5, 0, 0, 0], [0.6, 0.3, 0.1, 0.1]])
     assert found.length(4) == pytest.approx(1 + (5 + 11) / 30)
+
+
+def test_a_draft_length_beyond_any_engines_is_not_padded_to(tmp_path: Path) -> None:
+    assert records.acceptance(write_records(tmp_path / "r.jsonl", ([5, 5], 10**12))).length(4) == 1.5
 
 
 def test_a_file_in_which_nothing_is_accepted_is_read(tmp_path: Path) -> None:

@@ -77,6 +77,27 @@ def test_a_trace_that_cannot_be_used_says_why(text: str, says: str, tmp_path: Pa
         traces.read_trace(tmp_path / "t.jsonl")
 
 
+def test_a_line_too_long_is_a_broken_one_at_bounded_memory(tmp_path: Path) -> None:
+    """200 MB in 0.2 MB of gzip."""
+    import tracemalloc
+
+    row, huge = b'{"timestamp": 0, "input_length": 5, "output_length": 5}\n', b"x" * (1 << 20)
+    files = {
+        "t.jsonl.gz": [row, *[huge] * 200, b"\n", row],
+        "t.csv.gz": [b"arrived_at,num_prefill_tokens,num_decode_tokens\n0,5,5\n", *[huge] * 200, b",1,1\n1,5,5\n"],
+    }
+    for name, parts in files.items():
+        with gzip.open(tmp_path / name, "wb") as file:
+            file.writelines(parts)
+        tracemalloc.start()
+        found = traces.read_trace(tmp_path / name)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert len(found.seconds) == 2
+        assert found.left_out == {"broken line": 1}
+        assert peak < 100 << 20
+
+
 def test_damaged_gzip_and_times_that_are_all_the_same_are_refused(tmp_path: Path) -> None:
     damaged = bytearray(gzip.compress(b"x" * 5000))
     damaged[20] ^= 0xFF
@@ -112,6 +133,7 @@ def test_bursts_keep_the_rate_and_raise_the_spread() -> None:
     [
         (("1: 15.2226", "1: .nan"), r"p.yaml:\d+: target.tokens.1: Input should be a finite number"),
         (("1: 15.2226", "1: -3"), "greater than or equal to 0"),
+        (("1: 15.2226", "1000000000: 15.2226"), "target.tokens: .*from 1 to 1048576"),
         (("kv_tokens: 41408", "kv_tokens: 0"), r"p.yaml:\d+: kv_tokens"),
         (("licence: MIT\n", ""), "licence: Field required"),
         (("name:", "nome:"), "name: Field required|Extra inputs"),

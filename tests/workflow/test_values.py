@@ -78,3 +78,19 @@ def test_an_error_that_nobody_foresaw_is_one_line_and_a_file(tmp_path: Path, mon
     assert "second line" in text
     assert "secret" not in text
     assert sys.argv[0] in text
+
+
+@pytest.mark.parametrize("name", ["a #1.jsonl", "a: b.jsonl"])
+def test_a_name_that_yaml_cuts_is_not_read_as_another_file(name: str, tmp_path: Path) -> None:
+    """Snakemake reads ``a #1.jsonl`` as ``a``, also in quotes, because it gives its jobs the text without them."""
+    for file in ("a", name):
+        (tmp_path / file).write_text('{"prompt": "one"}\n' * 2)
+    said = re.escape(f"dataset: Snakemake reads {tmp_path / name} as ")
+    for text in (f"{tmp_path / name}", f'"{tmp_path / name}"'):
+        with pytest.raises(UserError, match=said):
+            plan.run.run_of(["scale=smoke", f"dataset={text}"])
+    words = ["-n", "--cores", "1", "--snakefile", str(ROOT / "Snakefile"), "--directory", str(tmp_path)]
+    words += ["--config", "scale=smoke", f"dataset={tmp_path / name}"]
+    done = subprocess.run([sys.executable, "-m", "snakemake", *words], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode
+    assert re.search(said, done.stdout)

@@ -138,7 +138,7 @@ def decoded(text: str) -> Any:
     return value["value"] if problem is None and end == len(row) and value.keys() == {"value"} else text
 
 
-def _bounded(file: IO[bytes]) -> Iterator[bytes | None]:
+def bounded_lines(file: IO[bytes]) -> Iterator[bytes | None]:
     """Yield the lines of a file, and None for a line of more than ``LONGEST`` bytes, which is never held in memory."""
     while line := file.readline(LONGEST + 1):
         if len(line) <= LONGEST:
@@ -151,7 +151,7 @@ def _bounded(file: IO[bytes]) -> Iterator[bytes | None]:
 
 def _lines(file: IO[bytes], name: str, first_line: int = 1) -> Iterator[RawRow]:
     """Yield each line that is not blank, as text."""
-    for number, line in enumerate(_bounded(file), first_line):
+    for number, line in enumerate(bounded_lines(file), first_line):
         if line is None:
             yield _bad(name, number, TOO_LONG)
             continue
@@ -275,7 +275,7 @@ class _CsvLines:
     """Lines for ``csv.reader``, as an iterator that goes on after an error (a generator would end)."""
 
     def __init__(self, file: IO[bytes]) -> None:
-        self.lines, self.encoding = _bounded(file), "utf-8-sig"
+        self.lines, self.encoding = bounded_lines(file), "utf-8-sig"
 
     def __iter__(self) -> _CsvLines:
         return self

@@ -3,7 +3,7 @@
 from draftlab.files.checkout import WORKFLOW
 from draftlab.files.digests import code_digest
 from draftlab.plan.command_line import flags, only_looks
-from draftlab.plan.config import RunConfig, content_of_model, context_of_drafts
+from draftlab.plan.config import RunConfig, check_names, content_of_model, context_of_drafts
 from draftlab.plan.experiment import Experiment, Finding, Layout, load_experiment
 from draftlab.plan.figure import DESIGNED, Figure, module_of
 from draftlab.plan.grids import settings_error
@@ -20,6 +20,7 @@ __all__ = [
     "Run",
     "RunConfig",
     "Scale",
+    "check_names",
     "code_digest",
     "content_of_model",
     "context_of_drafts",

@@ -6,7 +6,10 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+import yaml
+
 from draftlab.core.settings import Settings
+from draftlab.errors import UserError
 
 
 def flags(settings: Settings, **others: Any) -> list[str]:
@@ -24,6 +27,24 @@ def flags(settings: Settings, **others: Any) -> list[str]:
         else:
             arguments += [f"--{name}", str(value)]
     return arguments
+
+
+def read_value(text: str) -> Any:
+    """The value of a ``KEY=VALUE`` argument, as Snakemake reads it: a list or mapping of texts in YAML, otherwise the text itself."""
+    try:
+        return yaml.load(text, Loader=yaml.BaseLoader)
+    except yaml.YAMLError:
+        return text
+
+
+def check_text(key: str, text: str) -> None:
+    """``UserError`` if YAML takes a part of a text for a comment, a key or a mark; a name such as ``a #1`` then means another file.
+
+    Quotes do not help, because Snakemake gives its jobs the text without them.
+    """
+    if (value := read_value(text)) != text:
+        what = f"{key}: Snakemake reads {text} as {value}"
+        raise UserError(what, file="--config", remedy="rename the file or folder, without ' #', ': ' and quotes")
 
 
 LOOKS = re.compile(

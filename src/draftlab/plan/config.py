@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ from draftlab.files.weights import is_gguf
 from draftlab.models.config import context_of
 from draftlab.models.hub import WEIGHTS
 from draftlab.models.pickled import PICKLED
+from draftlab.plan.command_line import check_text
 from draftlab.plan.scale import Pair, Scale
 
 HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+(@[\w./-]+)?")
@@ -82,6 +83,14 @@ class RunConfig(Settings):
         return "-".join([self.scale, *(key for key in keys if getattr(self, key))])
 
 
+def check_names(words: Iterable[str]) -> None:
+    """Check the names of files in ``KEY=VALUE`` arguments before YAML cuts them."""
+    for word in words:
+        key, _, text = word.partition("=")
+        if key in ("sizes", "raw", "dataset", "target", "draft") and text[:1] not in ("", "'", '"'):
+            check_text(key, text)
+
+
 def check_files(data: Mapping[str, str | None], models: Mapping[str, str], source: Path | str) -> None:
     """Check that files and folders, by the key that names them in ``source``, exist; a model ``owner/name`` that does not is left to the hub."""
     for key, value in {**data, **models}.items():
@@ -91,6 +100,7 @@ def check_files(data: Mapping[str, str | None], models: Mapping[str, str], sourc
         if set("{}") & set(value):
             what = f"{key}: braces are wildcards in a workflow: {value}"
             raise UserError(what, file=source, remedy="rename the file or folder")
+        check_text(key, value)
         if is_model and package_of(value) in PACKAGES:
             continue
         if key == "raw" and os.path.isfile(value):

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import PrivateAttr
 
 from draftlab.core.settings import Dataset, Settings
@@ -21,7 +20,8 @@ from draftlab.files.packages import PACKAGES, package_of
 from draftlab.files.weights import is_gguf
 from draftlab.files.yaml_files import Place, read_yaml
 from draftlab.latency.settings import Engine
-from draftlab.plan.config import DIGESTS, RunConfig, check_files
+from draftlab.plan.command_line import read_value
+from draftlab.plan.config import DIGESTS, RunConfig, check_files, check_names
 from draftlab.plan.experiment import Experiment, check_datasets, load_experiment, place
 from draftlab.plan.grids import validated
 from draftlab.plan.scale import MAIN, Pair, Scale, ScaleSettings
@@ -234,16 +234,10 @@ def load_run(config: Mapping[str, Any], workflow: Path) -> Run:
 
 def run_of(config: Iterable[str]) -> Run:
     """The run of ``KEY=VALUE`` arguments, as for ``snakemake --config``."""
-    given = {key: _value(text) for key, _, text in (argument.partition("=") for argument in config)}
+    arguments = list(config)
+    check_names(arguments)
+    given = {key: read_value(text) for key, _, text in (argument.partition("=") for argument in arguments)}
     return load_run(given, WORKFLOW)
-
-
-def _value(text: str) -> Any:
-    """The value of an argument, as Snakemake reads it: a list or mapping of texts in YAML, otherwise the text itself."""
-    try:
-        return yaml.load(text, Loader=yaml.BaseLoader)
-    except yaml.YAMLError:
-        return text
 
 
 def _read_scale(path: Path, above: tuple[Path, ...] = ()) -> Any:

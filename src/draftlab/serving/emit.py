@@ -12,11 +12,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 import yaml
+from pydantic import BaseModel, Field, ValidationError
 
+from draftlab.core.settings import Count
 from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_dir, check_replaceable
 from draftlab.files.json_files import read_object
@@ -24,6 +26,7 @@ from draftlab.files.weights import is_gguf
 from draftlab.models.ngrams import NGRAM
 from draftlab.serving import records
 from draftlab.serving.acceptance import AcceptanceCurves, from_alpha
+from draftlab.serving.profiles import MOST
 
 Ranges = Sequence[tuple[int, int, int]]
 """(first batch, last batch, draft length), both ends included."""
@@ -371,17 +374,36 @@ def nearest_context(best: Sequence[Mapping[str, Any]], context: int) -> int:
     return min((int(row["context"]) for row in best), key=lambda c: (max(c / context, context / c), -c))
 
 
+class BestLength(BaseModel):
+    """The best draft length at a batch and a context."""
+
+    batch: Count
+    context: Annotated[int, Field(gt=0, le=MOST)]
+    best_draft_len: Annotated[int, Field(ge=0)]
+
+
+class LoadSummary(BaseModel):
+    """What ``emit`` reads in OUT.json of ``draftlab load``."""
+
+    known: bool = False
+    draft_ratio: float | None = None
+    best_by_batch_and_context: list[BestLength]
+
+
 def from_load(file: Path, context: int) -> tuple[list[tuple[int, int, int]], int]:
     """The draft lengths by batch in the summary of ``draftlab load``, and the longest."""
-    summary = read_object(file)
-    if "best_by_batch_and_context" not in summary:
-        raise UserError("not a file of draftlab load", file=file, remedy="give OUT.json of draftlab load")
-    if not summary.get("known", False):
+    try:
+        summary = LoadSummary.model_validate(read_object(file))
+    except ValidationError as error:
+        first = error.errors()[0]
+        what = f"not a file of draftlab load: {'.'.join(map(str, first['loc']))}: {first['msg']}"
+        raise UserError(what, file=file, remedy="give OUT.json of draftlab load") from None
+    if not summary.known:
         raise UserError("the simulation gave no answer", file=file, remedy="simulate 30 requests or more")
-    if summary.get("draft_ratio") == 0:
+    if summary.draft_ratio == 0:
         remedy = "run draftlab load with --draft-ratio or --draft-profile"
         raise UserError("the simulation assumed a draft that costs nothing", file=file, remedy=remedy)
-    best = summary["best_by_batch_and_context"]
+    best = [row.model_dump() for row in summary.best_by_batch_and_context]
     nearest = nearest_context(best, context)
     print(f"draft lengths by batch at {nearest} tokens of context")
     ranges = ranges_of(best, nearest)

@@ -24,6 +24,8 @@ SHIPPED = Path(__file__).parent / "profiles"
 Milliseconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 LONGEST = 16_384
 """Costs of up to so many tokens are tabulated, or up to the last known one; beyond, the last slope goes on."""
+MOST = 1 << 20
+"""The largest number of tokens that a profile may name."""
 
 
 class Attention(Settings):
@@ -49,8 +51,8 @@ class Costs(Settings):
     @field_validator("tokens", "rows")
     @classmethod
     def _ascending(cls, table: dict[int, float]) -> dict[int, float]:
-        if not table or min(table) < 1:
-            raise ValueError("needs at least one number of tokens, each 1 or more")
+        if not table or min(table) < 1 or max(table) > MOST:
+            raise ValueError(f"needs at least one number of tokens, each from 1 to {MOST}")
         return dict(sorted(table.items()))
 
     @cached_property

@@ -13,7 +13,7 @@ from typing import Any
 from draftlab.errors import UserError
 from draftlab.files.json_files import read_json
 from draftlab.serving import traces
-from draftlab.serving.acceptance import AcceptanceCurves, from_histograms
+from draftlab.serving.acceptance import LONGEST, AcceptanceCurves, from_histograms
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,8 @@ def _llama_cpp(row: Mapping[str, Any]) -> SpeculationCounts | None:
     )
 
 
+MOST = 1e15
+"""No server counts further: a larger number is broken."""
 READERS = (_vllm_request, _vllm_bench, _sglang_request, _llama_cpp)
 
 
@@ -109,14 +111,16 @@ def _number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError("not a number")
     number = float(value)
-    if number < 0 or math.isinf(number):
-        raise ValueError("a negative or infinite count")
+    if number < 0 or number > MOST:
+        raise ValueError("a negative count, or one too large")
     return number
 
 
 def _histogram(counts: Any) -> tuple[float, ...] | None:
     """Read a histogram: a list, or an object that maps the number of accepted tokens to the count."""
     if isinstance(counts, Mapping):
+        if max(map(int, counts), default=-1) > LONGEST:
+            raise ValueError("more accepted tokens than any engine drafts")
         counts = [counts.get(str(i), 0) for i in range(max(map(int, counts), default=-1) + 1)]
     return tuple(map(_number, counts)) if isinstance(counts, Sequence) and counts else None
 
@@ -129,7 +133,7 @@ def read_one(row: Any) -> SpeculationCounts | None:
     for reader in READERS:
         try:
             counts = reader(row)
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError):
             return None
         if counts is not None:
             possible = not math.isnan(counts.drafts + counts.accepted) and not counts.accepted > counts.drafted
@@ -145,7 +149,7 @@ def read(path: Path) -> Iterator[SpeculationCounts | None]:
     except FileNotFoundError:
         raise UserError("no such file", file=path, remedy="check the path") from None
     if start.startswith(("#", "vllm:", "sglang:", "llamacpp:")):
-        yield from from_prometheus(path.read_text(encoding="utf-8"), path)
+        yield from from_prometheus(path.read_text(encoding="utf-8", errors="replace"), path)
     elif path.suffix == ".json":
         value = read_json(path)
         yield from map(read_one, value if isinstance(value, list) else [value])
@@ -161,14 +165,14 @@ def from_prometheus(text: str, name: Path | str) -> Iterator[SpeculationCounts]:
     from prometheus_client.parser import text_string_to_metric_families
 
     totals: dict[str, float] = {}
-    positions: dict[str, float] = {}
+    positions: dict[int, float] = {}
     try:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 metric = sample.name.removesuffix("_total")
                 totals[metric] = totals.get(metric, 0.0) + sample.value
                 if metric.endswith("accepted_tokens_per_pos"):
-                    position = sample.labels["position"]
+                    position = int(sample.labels["position"])
                     positions[position] = positions.get(position, 0.0) + sample.value
     except (ValueError, KeyError, IndexError) as error:
         raise UserError(f"not Prometheus text: {error}", file=name, remedy="save the output of /metrics") from None
@@ -176,7 +180,7 @@ def from_prometheus(text: str, name: Path | str) -> Iterator[SpeculationCounts]:
         names = [f"{prefix}spec_decode_num_{what}" for what in ("drafts", "draft_tokens", "accepted_tokens")]
         if all(metric in totals for metric in names):
             drafts, drafted, accepted = (totals[metric] for metric in names)
-            survival = [drafts, *(positions[p] for p in sorted(positions, key=int)), 0.0]
+            survival = [drafts, *(positions[p] for p in sorted(positions)), 0.0]
             histogram = tuple(a - b for a, b in itertools.pairwise(survival)) if positions else None
             requests = totals.get(f"{prefix}request_success", math.nan)
             yield SpeculationCounts(engine, drafts, drafted, accepted, requests, histogram)
@@ -232,7 +236,7 @@ def _complete(counts: SpeculationCounts, longest: int) -> list[float]:
     """
     if not counts.by_length:
         histogram, drafted = list(counts.histogram or ()), counts.drafted / max(counts.drafts, 1)
-        length = math.ceil(drafted) + 1 if drafted > 0 else longest
+        length = min(math.ceil(drafted), LONGEST) + 1 if drafted > 0 else longest
         return histogram + [0.0] * (length - len(histogram))
     survival = [1.0]
     for j in range(1, max(map(len, counts.by_length))):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import datetime
 import gzip
-import io
 import json
 import math
 import zlib
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float64, Int
 
+from draftlab.data.readers import LONGEST, bounded_lines
 from draftlab.errors import UserError
 
 
@@ -91,21 +91,23 @@ def _format_of(row: Mapping[str, Any], path: Path) -> str:
 
 
 def rows(path: Path) -> Iterator[tuple[int, Any]]:
-    """The rows of a CSV or a JSONL file, plain or gzipped, one at a time with their line; a broken line is ``None``."""
+    """The rows of a CSV or a JSONL file, plain or gzipped, one at a time with their line; a broken or too long line is ``None``."""
     try:
         with path.open("rb") as raw:
             binary: Any = gzip.GzipFile(fileobj=raw) if raw.peek(2)[:2] == b"\x1f\x8b" else raw
-            with io.TextIOWrapper(binary, encoding="utf-8-sig", errors="replace", newline="") as lines:
-                if path.name.removesuffix(".gz").endswith(".csv"):
-                    table = csv.reader(lines)
-                    names = [name.strip() for name in next(table, [])]
-                    for cells in filter(None, table):
-                        fits = len(cells) == len(names)
-                        yield table.line_num, dict(zip(names, cells, strict=True)) if fits else None
-                    return
-                for number, line in enumerate(lines, 1):
-                    if line.strip():
-                        yield number, _object(line)
+            # In a table, one cell is a broken row, too.
+            lines = ((line or b"too long\n").decode("utf-8-sig", "replace") for line in bounded_lines(binary))
+            if path.name.removesuffix(".gz").endswith(".csv"):
+                csv.field_size_limit(LONGEST)
+                table = csv.reader(lines)
+                names = [name.strip() for name in next(table, [])]
+                for cells in filter(None, table):
+                    fits = len(cells) == len(names)
+                    yield table.line_num, dict(zip(names, cells, strict=True)) if fits else None
+                return
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    yield number, _object(line)
     except FileNotFoundError:
         raise UserError("no such file", file=path, remedy="check the path") from None
     except (EOFError, gzip.BadGzipFile, zlib.error, csv.Error) as error:
