@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 
 from benchmarks import verdict_validate as calibration
 from draftlab.core.theory import expected_block_length
@@ -25,6 +26,7 @@ from draftlab.models.lookup import Lookup
 from draftlab.models.ngrams import Ngrams
 from draftlab.models.tokenizer import train_tokenizer
 from draftlab.plan.run import run_of
+from draftlab.report import card
 from draftlab.report.verdict import VerdictSettings, alone, commands, lines, page, run
 from draftlab.report.verdict import judge as judge_run
 from draftlab.serving import verdict
@@ -597,6 +599,43 @@ def test_a_curve_too_short_forecasts_nothing(learnt: dict[str, int], requests: i
     assert found.learning is not None
     assert found.learning.twice_adds is None
     assert found.learning.sentence.endswith(f"What more requests would add is not known: {why}")
+
+
+def test_the_card_of_a_draft_says_what_was_measured_and_how_to_serve_it(tmp_path: Path):
+    rows = pd.concat(
+        [curve_table(), table(0.9, option="distilled_confident", threshold=0.45), table(0.6, option="kept_learning")]
+    )
+    found = decide(rows, from_probes(probes(), 100), FACTS | {"learnt": CURVE})
+    private = {"log": "/secret/log.jsonl", "log_sha256": "ab12", "target": "/secret/my target.gguf"}
+    found = found.model_copy(update=private)
+    for folder in ("draft", "kept_learning"):
+        (tmp_path / folder).mkdir()
+    card.write(found, "org/small@main", tmp_path)
+    cards = [(tmp_path / folder / "README.md").read_text() for folder in ("draft", "kept_learning")]
+    _, head, body = cards[0].split("---\n", 2)
+    assert yaml.safe_load(head) == {
+        "base_model": "org/small",
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["speculative-decoding", "draft-model", "draftlab"],
+    }
+    by_name = {option.name: option for option in found.options}
+    fixed, sure = by_name["distilled"], by_name["distilled_confident"]
+    row = f"| {fixed.draft_len} | {fixed.alpha.show()} | {fixed.speedup.show()} |"
+    assert f"| the draft distilled on this traffic {row}" in body
+    assert f"| {sure.draft_len} at most, confidence 0.45 | {sure.alpha.show()} |" in body
+    assert (
+        "learnt from 400 requests, measured on 60 held-out requests, at temperature 0. SHA-256 of the log: `ab12`"
+        in body
+    )
+    assert f"* Verdict: yes (the distilled draft while it is sure: {sure.reason})." in body
+    assert f'"num_speculative_tokens": {fixed.draft_len}' in body, "vLLM's blocks have one length"
+    assert f"--speculative-num-steps {fixed.draft_len} " in body
+    assert "--spec-draft-p-min 0.45" in body
+    assert "/secret" not in cards[0] + cards[1]
+    assert "a draft for my target.gguf" in cards[0].lower()
+    assert "that learnt while it served 400 requests" in cards[1]
+    assert "confidence" not in cards[1]
 
 
 def test_an_empty_table_and_broken_probes_are_refused():

@@ -37,6 +37,7 @@ from draftlab.files.tables import read_table
 from draftlab.files.weights import is_gguf
 from draftlab.models.tokenizer import Tokenizer, load_tokenizer
 from draftlab.plan.run import run_of
+from draftlab.report import card
 from draftlab.report.page import templates
 from draftlab.serving import costs as block_costs
 from draftlab.serving import emit, profiles, traces, verdict
@@ -116,6 +117,7 @@ def run(settings: VerdictSettings, out: Path | None) -> list[tuple[Path, Verdict
         judged = judge(results, settings, draft, left_out, rate, trace)
         write_text(folder / "verdict.json", judged.model_dump_json(indent=1) + "\n")
         write_text(folder / "verdict.html", page(judged, settings, folder, draft, results))
+        card.write(judged, draft, results / "cells/traffic_verdict" / f"prompts.{settings.temperature}")
         verdicts.append((folder, judged))
     return verdicts
 
