@@ -148,8 +148,10 @@ def test_a_widened_draft_computes_the_same_and_proposes_no_other_token(
             torch.nn.init.normal_(model.layers[0].output, std=0.3, generator=generator)
         trim_head(model, KEPT).save(draft)
         (draft / "chat_template.jinja").write_text("{{ messages }}")
+    (draft / "README.md").write_text("a card")
     expected = logits_of(draft)
     widen(draft, tmp_path / "wide")
+    assert (tmp_path / "wide/README.md").read_text() == "a card"
     found = logits_of(tmp_path / "wide")
     np.testing.assert_allclose(found[:, KEPT], expected[:, KEPT], atol=1e-4)
     assert (found[:, OTHERS] < -50).all()

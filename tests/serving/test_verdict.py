@@ -1,5 +1,6 @@
 """The verdict's arithmetic on tables that are reckoned by hand, and its stage on a toy pair."""
 
+import hashlib
 import re
 import subprocess
 from dataclasses import replace
@@ -8,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 
 from benchmarks import verdict_validate as calibration
 from draftlab.core.theory import expected_block_length
@@ -17,12 +19,14 @@ from draftlab.engine.recording import load_pass
 from draftlab.engine.replay import replay
 from draftlab.engine.replay_lengths import cut, draft_everywhere
 from draftlab.errors import UserError
+from draftlab.files.atomic import write_text
 from draftlab.files.json_files import write_json, write_jsonl
-from draftlab.models import load_model
+from draftlab.models import LanguageModel, load_model
 from draftlab.models.lookup import Lookup
 from draftlab.models.ngrams import Ngrams
 from draftlab.models.tokenizer import train_tokenizer
 from draftlab.plan.run import run_of
+from draftlab.report import card
 from draftlab.report.verdict import VerdictSettings, alone, commands, lines, page, run
 from draftlab.report.verdict import judge as judge_run
 from draftlab.serving import costs as block_costs
@@ -34,6 +38,8 @@ from draftlab.serving.profiles import save
 from draftlab.serving.speedup import around_mean, break_even, range_of, speedup
 from draftlab.serving.traces import Arrivals
 from draftlab.serving.verdict_format import NAMES, Option, Verdict
+from draftlab.train.replay_log import distil
+from draftlab.train.settings import ReplayLog
 from tests.pair import make_results, run_cell
 
 LENGTHS = [1, 3, 8]
@@ -83,16 +89,32 @@ def table(
     return pd.DataFrame(rows)
 
 
-FACTS = {"offline": {"seconds": 30.0, "updates": 9}, "online": {"seconds": 30.0, "updates": 9}}
+FACTS = {
+    "offline": {"seconds": 30.0, "updates": 9},
+    "online": {"seconds": 30.0, "updates": 9},
+    "recorded_bytes": 4_000_000,
+    "draft_bytes": 2_000_000,
+    "learnt": {"distilled": 12},
+}
 
 
-def decide(rows: pd.DataFrame, costs: BlockCosts, **more: object) -> Verdict:
+def decide(rows: pd.DataFrame, costs: BlockCosts, facts: dict[str, object] = FACTS, **more: object) -> Verdict:
     """A verdict whose simulated loads are few and short."""
     said = {"log": "log.jsonl", "target": "T", "draft": "D", "temperature": 0.0, "left_out": {}}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(verdict, "ARRIVALS", 40)
         patch.setattr(verdict, "LOADS", 3)
-        return verdict.decide(rows, costs, FACTS, **said, **more)  # type: ignore[arg-type]
+        return verdict.decide(rows, costs, facts, **said, **more)  # type: ignore[arg-type]
+
+
+CURVE = {"as_it_comes": 0, "distilled_on_eighth": 50, "distilled_on_quarter": 100, "distilled": 400}
+
+
+def curve_table() -> pd.DataFrame:
+    """Drafts distilled on more and more requests: the odds of acceptance are 1 / 4, 2 / 3, 1 and 4."""
+    alphas = (0.2, 0.4, 0.5, 0.8)
+    tables = [table(alpha, option=option, spread=0.05) for option, alpha in zip(CURVE, alphas, strict=True)]
+    return pd.concat(tables)
 
 
 def test_the_speedup_is_tokens_over_the_costs_of_blocks():
@@ -528,7 +550,93 @@ def test_payback_counts_requests_until_the_updates_are_won_back():
     before, after = decide(rows, costs).options
     saved = 90 * 0.01 * (1 / before.speedup.estimate - 1 / after.speedup.estimate)
     assert after.payback_requests == pytest.approx(30 / saved)
-    assert before.update_seconds is None
+    assert before.update_seconds is before.sent_bytes is None
+
+
+def test_an_update_says_what_it_stores_and_sends(tmp_path: Path):
+    """The weights go to the server once after distillation, and after each of nine updates while the draft keeps learning."""
+    found = decide(pd.concat([table(0.8), table(0.7, option="kept_learning")]), from_probes(probes(), 100))
+    assert [option.recorded_bytes for option in found.options] == [4_000_000] * 2
+    assert [option.sent_bytes for option in found.options] == [2_000_000, 18_000_000]
+    text = page(found, VerdictSettings(traffic=Path("log.jsonl"), target="T"), tmp_path, "", tmp_path)
+    assert "4.0 MB of the target's recorded distributions" in text
+    assert "2.0 MB for the draft distilled on this traffic, 18.0 MB for the draft that keeps learning on it (" in text
+
+
+def test_a_learning_curve_says_what_twice_the_requests_would_add(tmp_path: Path):
+    """From 100 to 400 requests the odds grow from 1 to 4: twice as many requests, twice the odds, so 8 / 9."""
+    costs = from_probes(probes(), 100)
+    found = decide(curve_table(), costs, FACTS | {"learnt": CURVE})
+    (curve,) = (option.learning for option in found.options if option.learning)
+    assert list(curve.alpha) == [0, 50, 100, 400]
+    now = curve.alpha[400].estimate
+    assert now == pytest.approx(0.8, abs=0.01)
+    assert [curve.alpha[n].estimate for n in (0, 50, 100)] == pytest.approx([0.2, 0.4, 0.5], abs=0.01)
+    adds = curve.twice_adds
+    assert adds is not None
+    odds = [alpha / (1 - alpha) for alpha in (curve.alpha[100].estimate, now)]
+    twice = odds[1] * (odds[1] / odds[0]) ** 0.5
+    assert adds.estimate == pytest.approx(twice / (1 + twice) - now)
+    assert list(curve.points) == [0, 50, 100, 400, 800]
+    assert curve.points[800].high == pytest.approx(now + adds.high)
+    assert 0.02 < adds.low < adds.estimate < adds.high < 1 - now
+    said = (
+        f"on the first 0, 50, 100, 400 requests, the draft has an acceptance of 0.20, 0.40, 0.50, {now:.2f}. Twice the"
+    )
+    text = page(found, VerdictSettings(traffic=Path("log.jsonl"), target="T"), tmp_path, "", tmp_path)
+    assert f"{said} requests would add about {adds.show()}." in text
+
+
+@pytest.mark.parametrize(
+    ("learnt", "requests", "why"),
+    [
+        ({"distilled_on_quarter": 14, "distilled": 59}, 60, "59 requests are too few for a curve; 60 are needed"),
+        ({"distilled_on_quarter": 100, "distilled": 400}, 29, "29 usable requests; 30 are needed"),
+    ],
+)
+def test_a_curve_too_short_forecasts_nothing(learnt: dict[str, int], requests: int, why: str):
+    rows = pd.concat([table(0.5, requests, "distilled_on_quarter"), table(0.8, requests)])
+    (found,) = decide(rows, from_probes(probes(), 100), FACTS | {"learnt": learnt}).options
+    assert found.learning is not None
+    assert found.learning.twice_adds is None
+    assert found.learning.sentence.endswith(f"What more requests would add is not known: {why}")
+
+
+def test_the_card_of_a_draft_says_what_was_measured_and_how_to_serve_it(tmp_path: Path):
+    rows = pd.concat(
+        [curve_table(), table(0.9, option="distilled_confident", threshold=0.45), table(0.6, option="kept_learning")]
+    )
+    found = decide(rows, from_probes(probes(), 100), FACTS | {"learnt": CURVE})
+    private = {"log": "/secret/log.jsonl", "log_sha256": "ab12", "target": "/secret/my target.gguf"}
+    found = found.model_copy(update=private)
+    for folder in ("draft", "kept_learning"):
+        (tmp_path / folder).mkdir()
+    card.write(found, "org/small@main", tmp_path)
+    cards = [(tmp_path / folder / "README.md").read_text() for folder in ("draft", "kept_learning")]
+    _, head, body = cards[0].split("---\n", 2)
+    assert yaml.safe_load(head) == {
+        "base_model": "org/small",
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["speculative-decoding", "draft-model", "draftlab"],
+    }
+    by_name = {option.name: option for option in found.options}
+    fixed, sure = by_name["distilled"], by_name["distilled_confident"]
+    row = f"| {fixed.draft_len} | {fixed.alpha.show()} | {fixed.speedup.show()} |"
+    assert f"| the draft distilled on this traffic {row}" in body
+    assert f"| {sure.draft_len} at most, confidence 0.45 | {sure.alpha.show()} |" in body
+    assert (
+        "learnt from 400 requests, measured on 60 held-out requests, at temperature 0. SHA-256 of the log: `ab12`"
+        in body
+    )
+    assert f"* Verdict: yes (the distilled draft while it is sure: {sure.reason})." in body
+    assert f'"num_speculative_tokens": {fixed.draft_len}' in body, "vLLM's blocks have one length"
+    assert f"--speculative-num-steps {fixed.draft_len} " in body
+    assert "--spec-draft-p-min 0.45" in body
+    assert "/secret" not in cards[0] + cards[1]
+    assert "a draft for my target.gguf" in cards[0].lower()
+    assert "that learnt while it served 400 requests" in cards[1]
+    assert "confidence" not in cards[1]
 
 
 def test_an_empty_table_and_broken_probes_are_refused():
@@ -539,6 +647,14 @@ def test_an_empty_table_and_broken_probes_are_refused():
     broken = probes().assign(verify_seconds=lambda t: t["verify_seconds"].where(t["block"] != 3))
     with pytest.raises(UserError, match="NaN"):
         from_probes(broken, 100)
+
+
+def own_distilled(results: Path, settings: dict[str, object], requests: int) -> LanguageModel:
+    """The toy draft, distilled on the first requests of the stream."""
+    draft = load_model(results / "models" / "draft")
+    stream = load_pass(results / "answers" / ("toy.train" + (".t1" if settings["temperature"] else "")))
+    distil(draft, stream.take(range(requests)), ReplayLog.model_validate(settings), results / "checkpoint.safetensors")
+    return draft
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -564,7 +680,18 @@ def test_the_stage_counts_what_replay_counts(tmp_path: Path, temperature: float)
     mine = once.loc[("distilled", proposal)]
     assert (mine["optimum_2"].dropna() >= mine["overlap"].dropna().iloc[: mine["optimum_2"].count()] - 1e-6).all()
     early = {name for name in NAMES if name.endswith("_confident")}
-    assert set(rows["option"]) == (set(NAMES) - early if temperature else set(NAMES))
+    curve = {"distilled_on_eighth", "distilled_on_quarter"}
+    assert set(rows["option"]) == (set(NAMES) - early if temperature else set(NAMES)) | curve
+    assert record["runs"][0]["learnt"] == {
+        "as_it_comes": 0,
+        "distilled_on_eighth": 6,
+        "distilled_on_quarter": 12,
+        "distilled": 48,
+    }
+    for option, share in (("distilled_on_eighth", 8), ("distilled_on_quarter", 4)):
+        mine_alone = own_distilled(tmp_path, settings | {"epochs": 4}, 48 // share)
+        shown = rows[(rows["option"] == option) & (rows["draft_len"] == 3) & (rows["proposal"] == proposal)]
+        np.testing.assert_allclose(shown["accepted"], replay(mine_alone, recorded, 3).accepted, atol=1e-9)
     assert (rows.loc[~rows["option"].isin(early), "threshold"] == 0).all()
     assert record["runs"][0]["online"]["updates"] == 6
     found = [Ngrams(a.prompt_ids).guess is None for a in recorded.answers]
@@ -848,6 +975,11 @@ def test_conversations_and_prompts_that_the_target_cannot_read_are_counted(
     )
     priced, profile = [], block_costs.from_profile
     monkeypatch.setattr(block_costs, "from_profile", lambda *given: priced.append(given) or profile(*given))
+    write_text(tmp_path / "logs/log.jsonl", "a log")
+    write_text(learnt / "distributions.safetensors", "12345")
+    write_text(cell / "draft/model-00001-of-00002.safetensors", "123")
+    write_text(cell / "draft/model-00002-of-00002.safetensors", "12")
+    monkeypatch.chdir(tmp_path)
     settings = VerdictSettings(Path("logs/log.jsonl"), "models/T", hardware="rtx4090-llama-3.1-8b")
     found = judge_run(tmp_path, settings, "models/D", {"a broken line": 2}, None, None)
     assert found.left_out == {"a broken line": 2, "too long for the target, or refused by its chat template": 1}
@@ -857,6 +989,8 @@ def test_conversations_and_prompts_that_the_target_cannot_read_are_counted(
     cut = sum(name < "3" for name in names)
     assert verdict.lines(found)[-1].endswith(f"; {cut} of 60 answers were cut at 96 tokens")
     assert (found.log, found.target, found.draft) == ("logs/log.jsonl", "models/T", "models/D")
+    assert found.log_sha256 == hashlib.sha256(b"a log").hexdigest()
+    assert [(o.recorded_bytes, o.sent_bytes) for o in found.options if o.name == "distilled"] == [(5, 5)]
     assert (found.requests, found.conversations) == (60, 30)
     shown = page(found, settings, tmp_path, "models/D", tmp_path)
     assert "2.5 million weights (5.0 MB at two bytes each), the target 25.0 million" in shown

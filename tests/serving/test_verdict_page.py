@@ -12,7 +12,7 @@ import pytest
 from draftlab.report.verdict import VerdictSettings, page
 from draftlab.serving.costs import from_probes
 from tests.chromium import complaints, contrast, opened, requested
-from tests.serving.test_verdict import decide, probes, table
+from tests.serving.test_verdict import CURVE, FACTS, curve_table, decide, probes, table
 
 BACKGROUND = "return getComputedStyle(document.body).backgroundColor"
 
@@ -20,8 +20,8 @@ BACKGROUND = "return getComputedStyle(document.body).backgroundColor"
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     file = tmp_path_factory.mktemp("verdict") / "verdict.html"
-    rows = pd.concat([table(0.3, option="as_it_comes"), table(0.8, spread=0.1), table(0.5, option="lookup_first")])
-    found = decide(rows, from_probes(probes(), 100), rate=2.0)
+    rows = pd.concat([curve_table(), table(0.5, option="lookup_first")])
+    found = decide(rows, from_probes(probes(), 100), FACTS | {"learnt": CURVE}, rate=2.0)
     settings = VerdictSettings(traffic=Path("log.jsonl"), target="T", draft=("D",))
     file.write_text(page(found, settings, file.parent, "D", file.parent))
     with opened(file) as chrome:
@@ -34,7 +34,7 @@ def test_it_loads_without_an_error_and_asks_nobody(browser: Any) -> None:
     assert sent
     assert [url for url in sent if not url.startswith(("file:", "data:"))] == []
     images = browser.find_elements("tag name", "img")
-    assert len(images) == 3
+    assert len(images) == 4
     assert all(browser.execute_script("return arguments[0].naturalWidth", image) > 0 for image in images)
 
 

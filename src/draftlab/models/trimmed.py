@@ -120,7 +120,13 @@ def widen(model: Path, out: Path) -> None:
     with atomic_dir(out) as temporary:
         write_json(temporary / "config.json", config | changed)
         save_file(widened | {HEAD: head}, temporary / "model.safetensors", metadata={"format": "pt"})
-        for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
+        for name in (
+            "README.md",
+            "tokenizer.json",
+            "tokenizer_config.json",
+            "chat_template.jinja",
+            "generation_config.json",
+        ):
             if (model / name).is_file():
                 (temporary / name).write_bytes((model / name).read_bytes())
         seal(temporary)

@@ -31,11 +31,13 @@ from draftlab.engine.answers import Answer, recorded_name
 from draftlab.errors import UserError
 from draftlab.files.atomic import write_text
 from draftlab.files.checkout import ROOT
+from draftlab.files.digests import sha256
 from draftlab.files.json_files import read_jsonl, read_object
 from draftlab.files.tables import read_table
 from draftlab.files.weights import is_gguf
 from draftlab.models.tokenizer import Tokenizer, load_tokenizer
 from draftlab.plan.run import run_of
+from draftlab.report import card
 from draftlab.report.page import templates
 from draftlab.serving import costs as block_costs
 from draftlab.serving import emit, profiles, traces, verdict
@@ -46,6 +48,7 @@ FIGURES = {
     "length": "Speed-up over no draft by draft length, one request at a time, with each option's better way to propose. Below 1, the draft makes requests slower.",
     "load": "Speed-up of a whole request, including waiting, by load, at the best draft length for each; 1 if no length pays off.",
     "time": "Acceptance along the log; for a draft distilled on the log, along the held-out requests.",
+    "learning": "Acceptance on the held-out requests by the number of requests that the draft was distilled on (dotted lines); beyond them, a forecast.",
 }
 LEAST = 2 * ENOUGH
 """The fewest requests that a log must have; at most half of them are held out."""
@@ -114,6 +117,7 @@ def run(settings: VerdictSettings, out: Path | None) -> list[tuple[Path, Verdict
         judged = judge(results, settings, draft, left_out, rate, trace)
         write_text(folder / "verdict.json", judged.model_dump_json(indent=1) + "\n")
         write_text(folder / "verdict.html", page(judged, settings, folder, draft, results))
+        card.write(judged, draft, results / "cells/traffic_verdict" / f"prompts.{settings.temperature}")
         verdicts.append((folder, judged))
     return verdicts
 
@@ -154,11 +158,14 @@ def judge(
         costs = block_costs.from_profile(settings.hardware, context, weights["draft"] / weights["target"])
     else:
         costs = block_costs.from_probes(read_table(results / "traffic_cost.csv"), context)
+    learnt_from = results / "main/answers" / recorded_name("prompts", "train", temperature)
+    stored = {"recorded_bytes": _size(learnt_from, "distributions"), "draft_bytes": _size(cell / "draft", "model")}
     return verdict.decide(
         rows,
         costs,
-        facts,
+        facts | stored,
         log=str(settings.traffic),
+        log_sha256=sha256(settings.traffic),
         target=settings.target,
         draft=draft or "made of the target's first layers",
         temperature=temperature,
@@ -169,6 +176,11 @@ def judge(
         trace=trace,
         progress=lambda line: print(line, file=sys.stderr),
     )
+
+
+def _size(folder: Path, name: str) -> int:
+    """The bytes of the tensors ``name`` in a folder, in one file or several."""
+    return sum(file.stat().st_size for file in folder.glob(f"{name}*.safetensors"))
 
 
 def _answer_tokens(answer: Answer, prompt: Prompt, tokenizer: Tokenizer) -> int:
@@ -191,7 +203,8 @@ def _prompts(results: Path, answers: Sequence[Answer]) -> list[Prompt]:
 
 def page(judged: Verdict, settings: VerdictSettings, folder: Path, draft: str, results: Path) -> str:
     """Render the verdict on a ``draft``, from the run in ``results``, as one self-contained HTML page."""
-    figures = [(draw(judged, part), caption) for part, caption in FIGURES.items() if part != "load" or judged.load]
+    has = {"load": bool(judged.load), "learning": any(option.learning for option in judged.options)}
+    figures = [(draw(judged, part), caption) for part, caption in FIGURES.items() if has.get(part, True)]
     data = [("data:image/svg+xml;base64," + base64.b64encode(svg).decode(), caption) for svg, caption in figures]
     template = templates().get_template("verdict.html.j2")
     next_commands = commands(judged, settings, folder, draft, results)
@@ -265,6 +278,11 @@ def draw(judged: Verdict, part: str) -> bytes:
         elif part == "time":
             points = [((i + 0.5) / len(option.over_time), at) for i, at in enumerate(option.over_time)]
             axes.set(xlabel="share of the log", ylabel="acceptance")
+        elif part == "learning":
+            points = [(float(n), at) for n, at in option.learning.points.items()] if option.learning else []
+            for n in option.learning.alpha if option.learning else []:
+                axes.axvline(n, color="0.4", lw=0.8, ls=":")
+            axes.set(xlabel="requests distilled on", ylabel="acceptance")
         else:
             points = [(at.rate, at.speedup) for at in judged.load.get(option.name, [])]
             axes.set(xlabel="requests a second", ylabel="speed-up of a request")
@@ -274,7 +292,7 @@ def draw(judged: Verdict, part: str) -> bytes:
             band = [at.low for _, at in points], [at.high for _, at in points]
             axes.fill_between(x, *band, color=f"C{number}", alpha=0.18, lw=0)
     axes.set_ylim(bottom=0)
-    if part != "time":
+    if part in ("length", "load"):
         axes.axhline(1, color="0.4", lw=0.8)
     drawn.legend(loc="outside lower center", ncols=2, fontsize=8)
     out = io.BytesIO()

@@ -91,8 +91,13 @@ def around(rows: pd.DataFrame, costs: BlockCosts) -> list[tuple[str, Float64[np.
 
 def ratio(rows: pd.DataFrame, above: str, below: str) -> Range:
     """The ratio of two sums over requests."""
+    return range_of(ratio_draws(rows, above, below))
+
+
+def ratio_draws(rows: pd.DataFrame, above: str, below: str) -> Float64[np.ndarray, " draws"]:
+    """The ratio of two sums over requests, first over all of them and then over resamples; the same ones for all rows of the same requests."""
     weights = _weights(rows)
-    return range_of((weights @ rows[above].to_numpy()) / np.maximum(weights @ rows[below].to_numpy(), 1e-12))
+    return np.asarray((weights @ rows[above].to_numpy()) / np.maximum(weights @ rows[below].to_numpy(), 1e-12))
 
 
 def outcome(speedup: Range, rows: pd.DataFrame) -> Outcome:

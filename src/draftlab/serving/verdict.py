@@ -24,7 +24,9 @@ from draftlab.serving.speedup import (
     ceiling,
     conversations,
     outcome,
+    range_of,
     ratio,
+    ratio_draws,
     speedup,
     too_few,
 )
@@ -35,6 +37,7 @@ from draftlab.serving.verdict_format import (
     Baseline,
     Ceiling,
     Forecast,
+    Learning,
     Option,
     Outcome,
     Part,
@@ -199,18 +202,40 @@ def _forecast(rows: pd.DataFrame) -> Forecast:
     return Forecast(seen=curve.seen, after=ranges, enough=None if enough is None else round(enough))
 
 
+def learning(rows: pd.DataFrame, distilled: Option, learnt: Mapping[str, int]) -> Learning:
+    """The learning curve at the length of the ``distilled`` draft; ``learnt``: how many requests the draft of each option was distilled on."""
+    held_out = rows[rows["split"] == "eval"]
+    draws = {
+        n: ratio_draws(_at(held_out[held_out["option"] == option], distilled), "accepted", "visited")
+        for option, n in sorted(learnt.items(), key=lambda known: known[1])
+    }
+    alpha = {n: range_of(drawn) for n, drawn in draws.items()}
+    most = max(alpha)
+    short = f"{most} requests are too few for a curve; {forecast.LEAST} are needed" if most < forecast.LEAST else ""
+    if refused := short or too_few(_at(held_out[held_out["option"] == "distilled"], distilled)):
+        return Learning(alpha=alpha, refused=refused)
+    fewer = sorted(alpha)[-2]
+    adds = forecast.twice(draws[fewer], draws[most], np.log2(most / fewer))
+    return Learning(alpha=alpha, twice_adds=range_of(adds))
+
+
 def payback(options: Sequence[Option], rows: pd.DataFrame, facts: Mapping[str, Any], costs: BlockCosts) -> list[Option]:
-    """Add to each trained option the seconds of its updates, and the number of requests that pays them back compared with the best untrained one."""
+    """Add to each trained option the seconds and bytes of its updates, and the number of requests that pays them back compared with the best
+    untrained one."""
     held_out = rows[(rows["split"] == "eval") & (rows["option"] == rows["option"].iloc[0])]
     tokens = float(held_out["emitted"].mean())
     untrained = max([1.0, *(option.speedup.estimate for option in options if option.name in UNTRAINED)])
     result = []
     for option in options:
         if option.name not in UNTRAINED:
-            seconds = float(facts["online" if option.name == "kept_learning" else "offline"]["seconds"])
+            online = option.name == "kept_learning"
+            seconds = float(facts["online" if online else "offline"]["seconds"])
+            sent = facts["draft_bytes"] * (facts["online"]["updates"] if online else 1)
             saved = tokens * costs.seconds * (1 / untrained - 1 / option.speedup.estimate)
             requests = seconds / saved if saved > 0 and option.requests >= ENOUGH else None
-            option = option.model_copy(update={"update_seconds": seconds, "payback_requests": requests})
+            paid = {"update_seconds": seconds, "payback_requests": requests}
+            paid |= {"recorded_bytes": facts["recorded_bytes"], "sent_bytes": sent}
+            option = option.model_copy(update=paid)
         result.append(option)
     return result
 
@@ -281,6 +306,7 @@ def decide(
     facts: Mapping[str, Any],
     *,
     log: str,
+    log_sha256: str = "",
     target: str,
     draft: str,
     temperature: float,
@@ -297,6 +323,10 @@ def decide(
         raise UserError("no request was held out", remedy="give a log of at least two usable requests")
     options = [judge(name, rows[rows["option"] == name], costs) for name in NAMES if (rows["option"] == name).any()]
     options = payback(options, rows, facts, costs)
+    options = [
+        o.model_copy(update={"learning": learning(rows, o, facts["learnt"])}) if o.name == "distilled" else o
+        for o in options
+    ]
     ranked = sorted(options, key=lambda option: -option.speedup.estimate)
     good = [option for option in ranked if option.verdict == "yes"]
     load = {}
@@ -318,6 +348,7 @@ def decide(
     )
     return Verdict(
         log=log,
+        log_sha256=log_sha256,
         target=target,
         draft=draft,
         temperature=temperature,

@@ -76,11 +76,44 @@ class Forecast(_Record):
     refused: str = ""
 
 
+class Learning(_Record):
+    """Acceptance on the held-out requests, at one draft length, of drafts that were distilled on the first ``n`` requests of the stream.
+
+    ``twice_adds``: what twice the requests would add to the last of them; ``refused`` says why that is not known.
+    """
+
+    alpha: dict[int, Range]
+    twice_adds: Range | None = None
+    refused: str = ""
+
+    @property
+    def points(self) -> dict[int, Range]:
+        """The curve, and its forecast for twice the requests."""
+        if (adds := self.twice_adds) is None:
+            return self.alpha
+        most = max(self.alpha)
+        now = self.alpha[most].estimate
+        twice = Range(estimate=now + adds.estimate, low=now + adds.low, high=now + adds.high)
+        return self.alpha | {2 * most: twice}
+
+    @property
+    def sentence(self) -> str:
+        """The curve in words."""
+        counts, alphas = (
+            ", ".join(words) for words in (map(str, self.alpha), (f"{a.estimate:.2f}" for a in self.alpha.values()))
+        )
+        known = f"Distilled on the first {counts} requests, the draft has an acceptance of {alphas}"
+        if self.twice_adds is None:
+            return f"{known}. What more requests would add is not known: {self.refused}"
+        return f"{known}. Twice the requests would add about {self.twice_adds.show()}"
+
+
 class Option(_Record):
     """The verdict on one option, at its best length.
 
     ``tips_at`` is the acceptance from which some length pays off. It is empty if none does, and for blocks that end early, because their
-    acceptance does not determine their number.
+    acceptance does not determine their number. ``recorded_bytes``: the target's recorded distributions that the draft learnt from;
+    ``sent_bytes``: the weights sent to the server, once after distillation, and after every update of a draft that keeps learning.
     """
 
     name: str
@@ -100,8 +133,11 @@ class Option(_Record):
     categories: list[Part]
     by_batch: dict[int, int] = {}
     forecast: Forecast | None = None
+    learning: Learning | None = None
     update_seconds: float | None = None
     payback_requests: float | None = None
+    recorded_bytes: int | None = None
+    sent_bytes: int | None = None
     threshold: float = 0.0
 
 
@@ -132,11 +168,13 @@ class Verdict(_Record):
     """What ``verdict.json`` contains; ``cut``: held-out answers that reached the limit of ``cut_at`` tokens.
 
     ``conversations``: how many the held-out ``requests`` belong to, 0 if unknown. ``verdict``, ``options`` and ``monitor`` are of one request
-    at a time, ``load_verdict`` of the given load. ``parameters``: weights of the ``target`` and of the ``draft``.
+    at a time, ``load_verdict`` of the given load. ``parameters``: weights of the ``target`` and of the ``draft``. ``log_sha256``: the digest
+    of the log.
     """
 
     format: Literal["draftlab verdict 1"] = "draftlab verdict 1"
     log: str
+    log_sha256: str = ""
     target: str
     draft: str
     temperature: float

@@ -26,7 +26,7 @@ class Row(UnroundedCounts):
     split: str = column("train: requests of the stream; eval: held-out requests")
     option: str = column(
         "lookup: prompt lookup alone; as_it_comes, distilled, kept_learning: the draft; lookup_first: lookup before the distilled draft; "
-        "_confident: a block ends where the draft is unsure"
+        "_confident: a block ends where the draft is unsure; distilled_on_eighth, distilled_on_quarter: the draft, distilled on so much of the stream"
     )
     proposal: str = column("probabilistic: the draft samples; greedy: it proposes its most probable token")
     draft_len: int = column("tokens that the draft proposes per block", "tokens")
@@ -83,6 +83,14 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     if not settings.temperature:
         for option in ("distilled_confident", "lookup_first_confident"):
             add("eval", replay_log.confident(option, draft, held_out, settings))
+    learnt = {"as_it_comes": 0, "distilled": len(train.answers)}
+    for option, share in replay_log.CURVE.items():
+        if requests := range(len(train.answers) // share):
+            taught = folders.draft(settings)
+            replay_log.distil(taught, train.take(requests), settings, bench.out / ".checkpoint.safetensors")
+            no_optimum = settings.model_copy(update={"ceiling": 0})
+            add("eval", replay_log.fixed_lengths(option, taught, held_out, no_optimum))
+            learnt[option] = len(requests)
 
     def keep() -> None:
         for model, name in ((draft, "draft"), (learner, "kept_learning")):
@@ -90,7 +98,7 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
 
     bench.once("saved", keep)
     weights = {name: folders.parameters(name) for name in ("target", settings.draft)}
-    facts: Facts = {"parameters": weights, "online": online, "offline": offline}
+    facts: Facts = {"parameters": weights, "online": online, "offline": offline, "learnt": learnt}
     return pd.concat(frames, ignore_index=True), facts | folders.facts(effort)
 
 

@@ -36,6 +36,8 @@ from draftlab.train.traffic import Traffic, whole
 
 BATCH = 4
 """Requests in one forward pass where whole distributions are compared."""
+CURVE = {"distilled_on_eighth": 8, "distilled_on_quarter": 4}
+"""Further drafts for the learning curve: distilled on the first eighth and on the first quarter of the stream."""
 
 
 def lookup(recorded: TargetPass, settings: ReplayLog) -> pd.DataFrame:

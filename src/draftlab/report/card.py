@@ -1,0 +1,104 @@
+"""The model card of a draft that a verdict trained: README.md in the format of Hugging Face. It holds counts and a digest of the log, no prompt."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+
+from draftlab import __version__
+from draftlab.core.stats import ENOUGH
+from draftlab.files.atomic import write_text
+from draftlab.serving import emit
+from draftlab.serving.verdict_format import NAMES, Option, Verdict
+
+NAME = "README.md"
+KEPT = {
+    "draft": ("distilled", "distilled_confident", "lookup_first", "lookup_first_confident"),
+    "kept_learning": ("kept_learning",),
+}
+"""The folders of the drafts that a cell keeps, each with the options that serve it."""
+ENGINES = {"vLLM": emit.vllm, "SGLang": emit.sglang, "llama.cpp": emit.llama_cpp}
+
+
+def write(judged: Verdict, draft: str, cell: Path) -> None:
+    """Write a card into the folder of each draft that the cell keeps; ``draft``: what it was before it learnt, '' for the target's first layers."""
+    for folder, names in KEPT.items():
+        options = [option for option in judged.options if option.name in names]
+        if options and (cell / folder).is_dir():
+            write_text(cell / folder / NAME, text(judged, draft, options))
+
+
+def text(judged: Verdict, draft: str, options: Sequence[Option]) -> str:
+    """The card of the draft that these options serve. Folders and files are named without their path."""
+    target, origin = _name(judged.target), draft or judged.target
+    metadata: dict[str, object] = {"base_model": origin.partition("@")[0]} if _is_hub_id(origin) else {}
+    metadata |= {"library_name": "transformers", "pipeline_tag": "text-generation"}
+    metadata |= {"tags": ["speculative-decoding", "draft-model", "draftlab"]}
+    made = f"`{_name(draft)}`" if draft else "the target's first layers"
+    learnt = max(next(option.learning.alpha for option in judged.options if option.learning))
+    how = "that learnt while it served" if options[0].name == "kept_learning" else "distilled on"
+    best = max(options, key=lambda option: option.speedup.estimate)
+    rows = [
+        f"| {NAMES[option.name]} | {_length(option)} | {option.alpha.show()} | "
+        f"{option.speedup.show() if option.requests >= ENOUGH else 'not yet known'} |"
+        for option in options
+    ]
+    lines = [
+        "---",
+        yaml.safe_dump(metadata, sort_keys=False).strip(),
+        "---",
+        "",
+        f"# A draft for {target}",
+        "",
+        f"A draft model for speculative decoding with `{target}`, made of {made}, {how} {learnt} requests of one log. The target checks "
+        "every drafted token, so the answers stay its own.",
+        "",
+        f"* Verdict: {best.verdict} ({NAMES[best.name]}: {best.reason}).",
+        f"* Traffic: learnt from {learnt} requests, measured on {judged.measured_on}, at temperature {judged.temperature:g}. "
+        f"SHA-256 of the log: `{judged.log_sha256}`.",
+        "* Speed-ups are for one request at a time, over no draft, on the machine that wrote this card; intervals are 95 %. "
+        f"Costs: {judged.costs}.",
+        "",
+        "| served as | tokens drafted at once | acceptance | expected speed-up |",
+        "| --- | --- | --- | --- |",
+        *rows,
+        "",
+        "## How to serve it",
+        "",
+        "If `config.json` has `head_tokens` above 0, widen the draft first: `draftlab widen --model DRAFT --out FOLDER`. For llama.cpp, export it: "
+        "`draftlab gguf export --model DRAFT --vocabulary-of TARGET.gguf --out DRAFT.gguf`.",
+    ]
+    for engine, command in ENGINES.items():
+        able = [option for option in options if engine == "llama.cpp" or option.name in ("distilled", "kept_learning")]
+        served = max(able, key=lambda option: option.speedup.estimate)
+        settings = command(_pair(judged, served, engine))
+        lines += ["", f"{engine} ({NAMES[served.name]}; {settings.version}):", "", "```", settings.command, "```"]
+    return "\n".join([*lines, "", f"Written by draftlab {__version__}.", ""])
+
+
+def _pair(judged: Verdict, option: Option, engine: str) -> emit.Deployment:
+    suffix = ".gguf" if engine == "llama.cpp" else ""
+    return emit.Deployment(
+        f"TARGET{suffix}",
+        f"DRAFT{suffix}",
+        option.draft_len,
+        sampled=not (judged.temperature and option.proposal == "greedy"),
+        confidence=option.threshold,
+        lookup=option.name.startswith("lookup_first"),
+    )
+
+
+def _length(option: Option) -> str:
+    return f"{option.draft_len}" + (f" at most, confidence {option.threshold:g}" if option.threshold else "")
+
+
+def _is_hub_id(model: str) -> bool:
+    return bool(re.fullmatch(r"[\w.-]+/[\w.-]+(@[\w.-]+)?", model)) and not os.path.exists(model)
+
+
+def _name(model: str) -> str:
+    return model if _is_hub_id(model) else Path(model).name
