@@ -5,7 +5,6 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure
 
-from draftlab.core.stats import ratio_table
 from draftlab.report import tidy
 from draftlab.report.figures.style import GREY, Look, footer, legend, look, panels, points, seeds
 from draftlab.report.published import Published
@@ -19,12 +18,11 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     A busy server counts the cost of training, an idle server does not, because training fills its idle time.
     """
     figure, axes = panels(1, 2, height=2.0, sharey=True)
-    table = table.assign(_unit=tidy.resampled_ids(table))
     for ax, (unit, title) in zip(axes[0], UNITS.items(), strict=True):
         busy = table.assign(cost=table[f"serve_{unit}"] + table[f"update_{unit}"])
         idle = table.assign(cost=table[f"serve_{unit}"])
         for number, (load, rows) in enumerate({"busy server": busy, "idle server": idle}.items()):
-            ratios = ratio_table(rows, f"static_{unit}", "cost", ["contender", "update_interval"], request="_unit")
+            ratios = tidy.ratio_table(rows, f"static_{unit}", "cost", ["contender", "update_interval"])
             online = ratios[ratios["contender"] == "online"].sort_values("update_interval")
             style = look("online", 0)
             online_look = Look(f"online, {load}", style.colour, ("-", ":")[number], ("o", "s")[number])

@@ -31,6 +31,7 @@ COLUMN = 3.4
 DPI = 200
 COLOURS = 128
 HELD = "\N{NO-BREAK SPACE}"
+EXACT = "exact: no n, no interval"
 TITLE: dict[str, Any] = {"size": 9}  # not bold: each font in a PDF costs a third of a second
 
 mpl.rcParams.update(mpl.rc_params_from_file(Path(__file__).with_suffix(".mplstyle"), use_default_template=False))
