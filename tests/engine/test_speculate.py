@@ -293,7 +293,7 @@ def test_trace_adds_up() -> None:
             assert emitted in (accepted, accepted + 1)
             assert 0 <= overlap <= visited + 1e-9
     assert decoded.blocks == max(len(trace.emitted) for trace in decoded.traces)
-    assert min(decoded.draft_seconds, decoded.target_seconds, decoded.verify_seconds) > 0
+    assert min(decoded.draft_seconds, decoded.target_seconds, decoded.select_seconds) > 0
 
 
 class Counting:
