@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from draftlab.report import tidy
-from draftlab.report.figures.style import GREY, Look, footer, legend, look, panels, points, seeds
+from draftlab.report.figures.style import GREY, Look, footer, legend, level, look, panels, points, seeds
 from draftlab.report.published import Published
 
 UNITS = {"seconds": "seconds", "gb": "bytes"}
@@ -28,15 +28,8 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
             online_look = Look(f"online, {load}", style.colour, ("-", ":")[number], ("o", "s")[number])
             points(ax, online["update_interval"], online, online_look)
             (larger,) = ratios[ratios["contender"] == "larger"].to_dict("records")
-            level = look("static_10", 0)
-            ax.axhline(
-                larger["estimate"],
-                color=level.colour,
-                linestyle=online_look.line,
-                linewidth=1,
-                label=f"larger static draft, {load}",
-            )
-            ax.axhspan(larger["ci_low"], larger["ci_high"], color=level.colour, alpha=0.12, linewidth=0)
+            larger_look = Look(f"larger static draft, {load}", look("static_10", 0).colour, online_look.line)
+            level(ax, larger, larger_look, alpha=0.12, linewidth=1)
         ax.axhline(1, color=GREY, linewidth=0.6)
         ax.set(xscale="log", xlabel="requests per update", title=title)
         ax.set_xticks(online["update_interval"], online["update_interval"].astype(str), minor=False)

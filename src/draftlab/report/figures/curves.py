@@ -31,6 +31,7 @@ from draftlab.report.figures.style import (
     held,
     in_order,
     legend,
+    level,
     look,
     name,
     panels,
@@ -154,10 +155,7 @@ def curves(ax: Axes, rows: pd.DataFrame, x: str, series: str | None, order: Sequ
         line = (rows if value is None else rows[rows[series] == value]).sort_values(x)
         style = look("ours" if value is None else value, order.index(value) if value in order else place)
         if several and len(line) == 1:
-            level = line.iloc[0]
-            ax.axhline(level["estimate"], **style.options(marker=""))
-            if np.isfinite(level["ci_low"]):
-                ax.axhspan(level["ci_low"], level["ci_high"], color=style.colour, alpha=0.15, linewidth=0)
+            level(ax, tidy.records(line)[0], style, alpha=0.15)
         else:
             points(ax, line[x] + apart * (place - (len(values) - 1) / 2), line, style)
 

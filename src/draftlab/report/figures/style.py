@@ -180,6 +180,13 @@ def _errors(rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
     return estimate, np.nan_to_num(np.clip(np.stack([estimate - low, high - estimate]), 0, None))
 
 
+def level(ax: Axes, row: Mapping[str, Any], style: Look, alpha: float, **options: Any) -> None:
+    """Draw an estimate that does not vary along ``x`` as a horizontal line, with its interval as a band."""
+    ax.axhline(row["estimate"], **style.options(marker="", **options))
+    if np.isfinite(row["ci_low"]):
+        ax.axhspan(row["ci_low"], row["ci_high"], color=style.colour, alpha=alpha, linewidth=0)
+
+
 def diamonds(ax: Axes, x: ArrayLike, y: ArrayLike, label: str | None = "printed", **options: Any) -> None:
     """Draw printed numbers as hollow diamonds."""
     drawn: dict[str, Any] = {"mfc": "none", "mec": BLACK, "ms": 4.5, "label": label} | options
