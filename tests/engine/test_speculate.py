@@ -365,6 +365,12 @@ def test_real_model_with_its_first_layers_as_draft(shared: Path) -> None:
             {"num_drafts": 2, "verifier": "k_seq", "draft_sampling": [GREEDY, Sampling(1.0)]},
             "k_seq needs drafts of one distribution",
         ),
+        ({"draft": [DRAFT] * 2, "num_drafts": 2, "verifier": "k_seq"}, "k_seq needs drafts of one distribution"),
+        ({"draft": [DRAFT] * 2, "num_drafts": 3}, "2 draft models for 3 drafts"),
+        (
+            {"num_drafts": 3, "verifier": "specinfer", "sampling": Sampling(1.0), "draft_sampling": GREEDY},
+            "3 drafts from one model at temperature 0 are the same sequence 3 times",
+        ),
     ],
 )
 def test_bad_input_is_refused(change: dict[str, object], message: str) -> None:
