@@ -27,7 +27,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
             style = look("online", 0)
             online_look = Look(f"online, {load}", style.colour, ("-", ":")[number], ("o", "s")[number])
             points(ax, online["update_interval"], online, online_look)
-            (larger,) = ratios[ratios["contender"] == "larger"].to_dict("records")
+            (larger,) = tidy.records(ratios[ratios["contender"] == "larger"])
             larger_look = Look(f"larger static draft, {load}", look("static_10", 0).colour, online_look.line)
             level(ax, larger, larger_look, alpha=0.12, linewidth=1)
         ax.axhline(1, color=GREY, linewidth=0.6)
