@@ -37,11 +37,7 @@ KEEP, REQUESTS = 24, 12
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model with sharp answers that are not text, a tokenizer and prompts."""
     folder = tmp_path_factory.mktemp("served")
-    target = small_llama(32, 0)
-    with torch.no_grad():
-        for weight in target.parameters():
-            weight.mul_(6.0 if weight.ndim == 2 else 1.0)
-    target.save(folder / "target")
+    small_llama(32, 0, scale=6.0).save(folder / "target")
     train_tokenizer([f"some text {i * i}" for i in range(400)], VOCAB).save(folder / "target")
     write_jsonl(folder / "prompts.jsonl", [Prompt(f"p/{i}", "toy", "train", f"text {i * i}") for i in range(REQUESTS)])
     return folder

@@ -105,15 +105,20 @@ def test_replay_is_unbiased_over_the_text(name: str, temperatures: tuple[float, 
     np.testing.assert_allclose(expected, live_expectation(verifier, temperatures, (), {}), rtol=1e-11)
 
 
-@pytest.mark.parametrize("verifier", ["single", "block"])
-def test_one_draft_is_the_replay_of_one_draft(verifier: str) -> None:
+def two_texts() -> tuple[Tensor, Texts]:
+    """Random logits of a target and a draft, and texts of 13 and 7 tokens."""
     generator = torch.Generator().manual_seed(3)
     logits = torch.randn(2, 20, 7, generator=generator)
-    token, lengths = torch.randint(7, (20,), generator=generator), [13, 7]
-    along = Texts(to_probs(logits[0], Sampling()), logits[1], token, lengths)
+    token = torch.randint(7, (20,), generator=generator)
+    return logits, Texts(to_probs(logits[0], Sampling()), logits[1], token, [13, 7])
+
+
+@pytest.mark.parametrize("verifier", ["single", "block"])
+def test_one_draft_is_the_replay_of_one_draft(verifier: str) -> None:
+    logits, along = two_texts()
     (found,) = survival([TOKEN_VERIFIERS["specinfer"]], along, [Sampling(1.5)], (1,))
-    ours = blocks(found, lengths, (1,), 3, block if verifier == "block" else None)
-    its = walk(agreement(logits[1], logits[0], token, lengths, Sampling(), Sampling(1.5)), 3, verifier)  # type: ignore[arg-type]
+    ours = blocks(found, along.lengths, (1,), 3, block if verifier == "block" else None)
+    its = walk(agreement(logits[1], logits[0], along.token, along.lengths, Sampling(), Sampling(1.5)), 3, verifier)  # type: ignore[arg-type]
     np.testing.assert_allclose(ours.stopped.sum(1), its.blocks)
     np.testing.assert_allclose(ours.accepted.sum(1), its.accepted)
     np.testing.assert_allclose(ours.emitted.sum(1), its.emitted)
@@ -235,12 +240,9 @@ def test_branches_agree_with_a_sampled_run_of_the_live_loop(name: str, widths: t
 
 
 def test_sequences_are_the_tree_that_branches_at_its_root() -> None:
-    generator = torch.Generator().manual_seed(3)
-    logits = torch.randn(2, 20, 7, generator=generator)
-    token, lengths = torch.randint(7, (20,), generator=generator), [13, 7]
-    along = Texts(to_probs(logits[0], Sampling()), logits[1], token, lengths)
+    _, along = two_texts()
     (found,) = survival([TOKEN_VERIFIERS["optimal"]], along, [Sampling(1.5)], (3,))
-    one, other = blocks(found, lengths, (3,), 3), blocks(found, lengths, (1,), 3, widths=(3, 1, 1))
+    one, other = blocks(found, along.lengths, (3,), 3), blocks(found, along.lengths, (1,), 3, widths=(3, 1, 1))
     np.testing.assert_array_equal(one.stopped, other.stopped)
 
 

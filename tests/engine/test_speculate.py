@@ -296,7 +296,7 @@ def test_trace_adds_up() -> None:
             assert emitted in (accepted, accepted + 1)
             assert 0 <= overlap <= visited + 1e-9
     assert decoded.blocks == max(len(trace.emitted) for trace in decoded.traces)
-    assert min(decoded.draft_seconds, decoded.target_seconds, decoded.verify_seconds) > 0
+    assert min(decoded.draft_seconds, decoded.target_seconds, decoded.select_seconds) > 0
 
 
 def test_overlap_is_counted_along_the_path_that_was_chosen() -> None:
@@ -397,6 +397,12 @@ def test_real_model_with_its_first_layers_as_draft(shared: Path) -> None:
         (
             {"num_drafts": 2, "verifier": "k_seq", "draft_sampling": [GREEDY, Sampling(1.0)]},
             "k_seq needs drafts of one distribution",
+        ),
+        ({"draft": [DRAFT] * 2, "num_drafts": 2, "verifier": "k_seq"}, "k_seq needs drafts of one distribution"),
+        ({"draft": [DRAFT] * 2, "num_drafts": 3}, "2 draft models for 3 drafts"),
+        (
+            {"num_drafts": 3, "verifier": "specinfer", "sampling": Sampling(1.0), "draft_sampling": GREEDY},
+            "3 drafts from one model at temperature 0 are the same sequence 3 times",
         ),
     ],
 )

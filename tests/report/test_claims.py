@@ -509,14 +509,6 @@ def test_window_is_a_part_of_each_stream():
     assert tidy.in_window(rows.assign(split="eval"), 0.8, 1.0).all(), "held-out requests are in no stream"
 
 
-def test_numbers_survive_the_file(ledger, tmp_path):
-    path = tmp_path / "claims.csv"
-    ledger.to_csv(path, index=False)
-    back = pd.read_csv(path)
-    assert len(back) == len(ledger)
-    np.testing.assert_allclose(back["ours"], ledger["ours"])
-
-
 @pytest.mark.parametrize(
     ("claim", "row", "table", "doctor"),
     [

@@ -20,12 +20,16 @@ def run(folder, **tables):
     return folder
 
 
+def differences(one, two):
+    return compare.differences(compare.tables_of(one), compare.tables_of(two))
+
+
 def test_measured_times_may_differ_and_nothing_else(tmp_path):
     one = run(tmp_path / "one", osd_latency_dataset=ROWS)
     slower = run(tmp_path / "two", osd_latency_dataset=ROWS | {"seconds": [9, 9], "draft_seconds": [9, 9]})
     other = run(tmp_path / "three", osd_latency_dataset=ROWS | {"accepted": [3, 5]}, osd_online=ROWS)
-    assert compare.differences(one, slower) == []
-    lone, changed = compare.differences(one, other)
+    assert differences(one, slower) == []
+    lone, changed = differences(one, other)
     assert (lone.table, lone.column) == ("osd_online", "in one run only")
     assert (changed.column, changed.rows, changed.largest) == ("accepted", 1, 0.2)
     assert "accepted: 1 rows differ, by at most 0.2 of their size" in str(changed)
@@ -36,7 +40,7 @@ def test_a_published_run_is_compared_by_its_rows_not_by_its_printed_tables(tmp_p
     published = run(tmp_path / "two", osd_latency_dataset={"estimate": [1.0]})
     run(published / "data", osd_latency_dataset=ROWS)
     (published / "data/provenance.json").write_text("{}")
-    assert compare.differences(one, published) == []
+    assert differences(one, published) == []
 
 
 def test_tables_of_other_shape_differ(tmp_path):
@@ -44,7 +48,7 @@ def test_tables_of_other_shape_differ(tmp_path):
     shorter = run(tmp_path / "two", t=pd.DataFrame(ROWS).iloc[:1])
     wider = run(tmp_path / "three", t=ROWS | {"more": [1, 2]})
     turned = run(tmp_path / "four", t=dict(reversed(ROWS.items())))
-    found = [str(difference) for other in (shorter, wider, turned) for difference in compare.differences(one, other)]
+    found = [str(difference) for other in (shorter, wider, turned) for difference in differences(one, other)]
     assert found == ["t: 2 rows against 1", "t: other columns (more)", "t: columns in another order"]
 
 
@@ -63,7 +67,7 @@ def test_verdicts_on_times_may_differ(known, tmp_path):
         {"claim_id": list(claims.values()), "ours": values, "paper": ["OSD", "OSD"]} for values in ([1, 2], [3, 4])
     ]
     one, two = (run(tmp_path / str(i), **tables, claims=ledger) for i, ledger in enumerate(ledgers))
-    (found,) = compare.differences(one, two)
+    (found,) = differences(one, two)
     assert (found.table, found.column, found.rows) == ("claims", "ours", 1)
 
 
@@ -88,7 +92,7 @@ def test_verdicts_and_intervals_are_compared(known, tmp_path):
     )
     times = {"block": [0], "update_seconds": [1.0]}
     runs = [run(tmp_path / str(i), osd_update_cost=times, claims=ledger) for i, ledger in enumerate(both)]
-    assert compare.verdicts(*map(compare._tables, runs)) == [
+    assert compare.verdicts(*map(compare.tables_of, runs)) == [
         "claims: of 4 estimates with an interval, 1 lie in the other run's interval, and 2 intervals overlap",
         "claims: 3 of 5 verdicts differ",
         "claims: 1 from reproduced to undecided",
@@ -116,7 +120,7 @@ def test_a_column_that_follows_from_times_is_measured():
 
 def test_no_tables_is_an_error(tmp_path):
     with pytest.raises(UserError, match="no tables here"):
-        compare.differences(tmp_path, tmp_path)
+        compare.tables_of(tmp_path)
 
 
 def test_the_verb_fails_where_tables_differ(tmp_path, monkeypatch, capsys):

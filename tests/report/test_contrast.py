@@ -165,12 +165,6 @@ def test_the_group_replaces_a_filter_of_the_right_side(rows):
     assert [result.right.estimate for result in found] == pytest.approx([0.5, 0.3])
 
 
-def test_numbers_rise_and_words_stay_as_they_came(rows):
-    table = pd.concat([rows.assign(k=k, dataset=name) for name, k in (("b", 10.0), ("a", 2.0), ("b", 0.5))])
-    found = compute_each(Contrast(A, each=["dataset", "k"]), Tables({"t": table}))
-    assert [tuple(result.group.values()) for result in found] == [("b", 0.5), ("b", 10.0), ("a", 2.0)]
-
-
 @pytest.mark.parametrize(("sign", "best"), [(1, ["b", "a", "c"]), (-1, ["c", "a", "b"])])
 def test_the_best_is_ranked_by_its_end(rows, sign, best):
     worst = rows[rows["method"] == "a"].assign(method="c", hits=lambda rows: rows["hits"] - 1)

@@ -16,14 +16,14 @@ from pydantic import ValidationError
 from draftlab import plan
 from draftlab.errors import UserError
 from draftlab.plan.figure import Curves, StreamCurves
-from draftlab.report import figures, findings, tables, tidy
+from draftlab.report import figures, findings, tidy
 from draftlab.report.figures import batch, mdss_cone, stream, style
 from draftlab.report.figures.curves import curve_figure
 from draftlab.stages import STAGES
 from tests.conftest import ROOT
 from tests.synthetic import TABLES
 
-FILES = {path.stem: tidy.plan_of(path.stem) for path in sorted((tables.WORKFLOW / "experiments").glob("*.yaml"))}
+FILES = {path.stem: tidy.plan_of(path.stem) for path in sorted((tidy.WORKFLOW / "experiments").glob("*.yaml"))}
 WITH_FIGURE = [name for name, experiment in FILES.items() if experiment.figure or name in plan.DESIGNED]
 """The experiments with a designed figure, not an overview."""
 
@@ -60,7 +60,7 @@ def test_printed_numbers_of_a_figure_exist(known):
 @pytest.mark.parametrize("name", WITH_FIGURE)
 def test_draws_with_scale_and_without_overlap(known, name):
     table = _table(name)
-    title = findings.takeaway(findings.sentences(name, table, findings.findings_of(name)))
+    title = findings.takeaway(findings.sentences(name, table))
     figure = figures.figure(name, table, "laptop", known, title)
     assert isinstance(figure, Figure)
     assert figure.get_supxlabel().startswith("scale: laptop")
@@ -95,7 +95,7 @@ def test_draws_with_scale_and_without_overlap(known, name):
 @pytest.mark.parametrize("name", ["osd_offline", "mdss_acceptance"])
 def test_same_table_same_bytes(known, name, tmp_path):
     for copy in ("one", "two"):
-        figures.draw(name, _table(name), "smoke", known, tmp_path / copy)
+        style.save(figures.figure(name, _table(name), "smoke", known), tmp_path / copy)
     for suffix in (".pdf", ".png"):
         first, second = ((tmp_path / f"{copy}{suffix}").read_bytes() for copy in ("one", "two"))
         assert first == second
@@ -167,7 +167,7 @@ def test_an_experiment_without_a_figure_gets_an_overview(known, tmp_path, monkey
     assert [label.get_text() for label in ax.get_yticklabels()] == datasets
     assert ax.get_xlabel() == "alpha"
     assert [len(marks.lines[0].get_xdata()) for marks in ax.containers] == [4] * table["method"].nunique()
-    figures.draw("osd_something_new", table, "smoke", known, tmp_path / "x")
+    style.save(figures.figure("osd_something_new", table, "smoke", known), tmp_path / "x")
     assert (tmp_path / "x.pdf").stat().st_size > 5000
     path.rename(path.with_name("osd_something_else.yaml")).write_text(with_figure)
     designed = figures.figure("osd_something_else", table, "smoke", known)
@@ -206,9 +206,9 @@ def test_a_figure_without_rows_or_numbers_is_refused(tmp_path, monkeypatch, name
         batch.draw(name, tmp_path / f"{name}.csv", "laptop", tmp_path / "x")
 
 
-def test_a_table_without_an_experiment_is_refused(known, tmp_path):
+def test_a_table_without_an_experiment_is_refused(known):
     with pytest.raises(UserError, match="no experiment named 'osd_nothing'"):
-        figures.draw("osd_nothing", pd.DataFrame({"a": [1, 2]}), "laptop", known, tmp_path / "x")
+        figures.figure("osd_nothing", pd.DataFrame({"a": [1, 2]}), "laptop", known)
 
 
 def test_drawing_imports_no_torch_and_the_command_line_no_heavy_library():

@@ -19,12 +19,12 @@ ONLINE = {"method": {"online": 0.25}}
 
 def _sentence(name: str, table: pd.DataFrame | None = None) -> str:
     rows = tidy.derive(name, TABLES[name]()) if table is None else table
-    return findings.sentences(name, rows, findings.findings_of(name))
+    return findings.sentences(name, rows)
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in (WORKFLOW / "experiments").glob("*.yaml")))
 def test_every_experiment_answers_its_question(name):
-    assert findings.findings_of(name), "add `finding` to the experiment's YAML file"
+    assert tidy.plan_of(name).finding, "add `finding` to the experiment's YAML file"
     if name not in SMALLER:
         sentence = _sentence(name)
         assert sentence.endswith(".")
@@ -36,7 +36,7 @@ def test_every_experiment_answers_its_question(name):
 @pytest.mark.parametrize("name", sorted(path.stem for path in (WORKFLOW / "experiments").glob("*.yaml")))
 def test_a_title_is_a_short_statement(name):
     """What stands before the first colon is the title of the figure, whichever way the table falls."""
-    first = findings.findings_of(name)[0]
+    first = tidy.plan_of(name).finding[0]
     for text in filter(None, (first.more, first.less, first.level)):
         title = findings.takeaway(text)
         assert 15 < len(title) < 100
@@ -58,7 +58,7 @@ def test_it_follows_the_table_in_all_directions():
 
 def test_a_finding_without_words_for_one_side_says_what_holds_for_none():
     table = tidy.derive("osd_online", TABLES["osd_online"](ONLINE))
-    (first, *_) = findings.findings_of("osd_online")
+    (first, *_) = tidy.plan_of("osd_online").finding
     said = first.model_copy(update={"more": "", "level": "They differ by {gap}"})
     assert findings.sentence("osd_online", table, said).startswith("They differ by +0.")
 
@@ -144,7 +144,6 @@ def test_without_the_rows_it_is_silent():
     table = tidy.derive("osd_online", TABLES["osd_online"]())
     assert _sentence("osd_online", table[table["method"] != "online"]) == ""
     assert _sentence("osd_online", table[~table["method"].str.startswith("static_10")]) == ""
-    assert findings.sentences("osd_online", table, []) == ""
 
 
 @pytest.mark.parametrize("page", sorted(WORKFLOW.parent.glob("paper_figures/*/*_*.md")), ids=lambda page: page.stem)
@@ -163,7 +162,7 @@ PAIRS = [
     pytest.param(name, comparison, finding, sign, id=f"{name}-{comparison.table}")
     for name, statement in published.load().statements.items()
     for comparison in statement.comparisons
-    for finding in findings.findings_of(comparison.table)
+    for finding in tidy.plan_of(comparison.table).finding
     if isinstance(comparison.right, dict)
     and isinstance(finding.right, dict)
     and tidy.plan_of(comparison.table).measure(finding.measure) == comparison.select(comparison.left).measure

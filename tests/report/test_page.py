@@ -13,6 +13,7 @@ import pytest
 from draftlab.errors import UserError
 from draftlab.report import figures, ledger, published, tables, tidy
 from draftlab.report import page as report_page
+from draftlab.report.figures import style
 from tests.chromium import complaints, contrast, opened, requested
 from tests.synthetic import TABLES
 
@@ -35,7 +36,7 @@ def _run(folder: Path, known: published.Published) -> Path:
         rows.to_csv(folder / f"{name}.csv", index=False)
         derived = tidy.derive(name, rows)
         tables.write(name, derived, "laptop", folder / "figures" / name)
-        figures.draw(name, derived, "laptop", known, folder / "figures" / name)
+        style.save(figures.figure(name, derived, "laptop", known), folder / "figures" / name)
         for cell in ("spider", "gsm8k", "no_longer_of_it"):
             record = folder / "cells" / name / cell / "run.json"
             record.parent.mkdir(parents=True)

@@ -62,7 +62,7 @@ def test_the_real_model_s_lines_are_the_first_sentences_of_each_finding(name, co
     line = text.splitlines()[list(readme.REAL_ANSWERS).index(name)]
     table = tidy.read(ROOT / readme.REAL / f"data/{name}.csv.gz", name)
     sentences = [
-        sentence for finding in findings.findings_of(name) if (sentence := findings.sentence(name, table, finding))
+        sentence for finding in tidy.plan_of(name).finding if (sentence := findings.sentence(name, table, finding))
     ]
     assert len(sentences) >= count
     assert line == "* " + " ".join(readme.GROUPS.sub("", sentence) for sentence in sentences[:count])

@@ -71,6 +71,9 @@ def probes(
     return found.assign(caught_up_seconds=caught_up.where(alone), turns_seconds=turns.where(alone))
 
 
+COSTS = from_probes(probes(), 100)
+
+
 def table(
     alpha: float, requests: int = 60, option: str = "distilled", spread: float = 0.0, threshold: float = 0.0
 ) -> pd.DataFrame:
@@ -98,7 +101,7 @@ FACTS = {
 }
 
 
-def decide(rows: pd.DataFrame, costs: BlockCosts, facts: dict[str, object] = FACTS, **more: object) -> Verdict:
+def decide(rows: pd.DataFrame, costs: BlockCosts = COSTS, facts: dict[str, object] = FACTS, **more: object) -> Verdict:
     """A verdict whose simulated loads are few and short."""
     said = {"log": "log.jsonl", "target": "T", "draft": "D", "temperature": 0.0, "left_out": {}}
     with pytest.MonkeyPatch.context() as patch:
@@ -118,8 +121,7 @@ def curve_table() -> pd.DataFrame:
 
 
 def test_the_speedup_is_tokens_over_the_costs_of_blocks():
-    costs = from_probes(probes(), 100)
-    found = verdict.judge("distilled", table(0.8), costs)
+    found = verdict.judge("distilled", table(0.8), COSTS)
     by_hand = {k: expected_block_length(0.8, k) / (0.1 * k + 1 + 0.05 * k) for k in range(1, 9)}
     assert found.draft_len == max(by_hand, key=lambda k: by_hand[k])
     for at in found.by_length:
@@ -132,7 +134,7 @@ def test_the_speedup_is_tokens_over_the_costs_of_blocks():
 def test_where_nothing_is_drafted_a_call_is_a_plain_step():
     rows = table(0.5, option="lookup").assign(empty=lambda t: t["blocks"] / 2, steps=0.0)
     rows["drafted"] = rows["draft_len"] * rows["blocks"] / 2
-    found = speedup(rows[rows["draft_len"] == 4], from_probes(probes(), 100))
+    found = speedup(rows[rows["draft_len"] == 4], COSTS)
     blocks = 90 / expected_block_length(0.5, 4)
     assert found.estimate == pytest.approx(90 / (blocks / 2 * 1 + blocks / 2 * 1.2))
 
@@ -184,7 +186,7 @@ def test_costs_are_those_of_the_nearest_context_and_none_is_a_gain():
 
 def test_costs_of_a_profile_are_in_its_plain_steps(tmp_path: Path):
     """A step takes 2 ms around 10 ms, and 16 for nine tokens; a draft with half of the weights takes 5."""
-    profile = from_probes(probes(), 100).profile
+    profile = COSTS.profile
     target = profile.target.model_copy(update={"tokens": {1: 10.0, 9: 16.0}})
     save(profile.model_copy(update={"target": target, "draft": None, "overhead": 2.0}), tmp_path / "p.yaml")
     costs = from_profile(str(tmp_path / "p.yaml"), 100, 0.5)
@@ -249,22 +251,21 @@ def test_the_reason_for_a_lookup_names_no_draft(more: float, reason: str):
 
 def test_an_estimate_for_several_drafts_is_no_reason():
     """One mean acceptance says nothing certain: where every other token is accepted, blocks are longer than the mean gives."""
-    found = verdict.judge("distilled", table(0.05), from_probes(probes(), 100))
+    found = verdict.judge("distilled", table(0.05), COSTS)
     assert max(found.ceiling.optimum.values()) < 1
     some = table(0.05).assign(optimum_2=lambda t: t["optimum_2"].where(t["request_id"] < 30))
-    known = verdict.judge("distilled", some, from_probes(probes(), 100)).ceiling.optimum_alpha
+    known = verdict.judge("distilled", some, COSTS).ceiling.optimum_alpha
     assert known == {2: pytest.approx(0.05)}, "of the requests for which it is known"
     assert found.reason.startswith("this draft does not help, others could")
 
 
 def test_an_interval_that_holds_one_says_nothing_and_noise_of_the_costs_is_in_it():
-    costs = from_probes(probes(), 100)
-    tips = break_even(costs)
+    tips = break_even(COSTS)
     assert tips is not None
-    mixed = verdict.judge("distilled", table(tips + 0.01, spread=0.15), costs)
+    mixed = verdict.judge("distilled", table(tips + 0.01, spread=0.15), COSTS)
     assert mixed.verdict == "not yet known"
     assert "includes 1" in mixed.reason
-    exact = verdict.judge("distilled", table(0.8), costs).speedup
+    exact = verdict.judge("distilled", table(0.8), COSTS).speedup
     noisy = verdict.judge("distilled", table(0.8), from_probes(probes(noise=0.3), 100)).speedup
     assert noisy.high - noisy.low > exact.high - exact.low + 0.05
 
@@ -291,7 +292,7 @@ def test_at_the_acceptance_from_which_it_pays_off_an_option_neither_gains_nor_lo
 
 
 def test_a_verdict_is_what_the_monitor_reads(tmp_path: Path):
-    found = decide(table(0.8, spread=0.1), from_probes(probes(), 100), rate=4.0)
+    found = decide(table(0.8, spread=0.1), rate=4.0)
     assert found.verdict == "yes"
     assert found.best == "distilled"
     (tmp_path / "verdict.json").write_text(found.model_dump_json())
@@ -309,7 +310,7 @@ def test_a_promise_counts_the_blocks_that_engines_count():
     rows = table(0.8, option="lookup", spread=0.1).assign(steps=0.0, empty=20.0)
     rows["blocks"] += 20
     rows["emitted"] += 20
-    found = decide(rows, from_probes(probes(), 100))
+    found = decide(rows)
     assert found.monitor is not None
     own = rows[rows["draft_len"] == found.monitor.draft_len]
     promised = 1 + own["accepted"].sum() / (own["blocks"] - 20).sum()
@@ -318,11 +319,10 @@ def test_a_promise_counts_the_blocks_that_engines_count():
 
 
 def test_the_interval_is_for_requests_to_come():
-    costs = from_probes(probes(), 100)
     rows = table(0.6, spread=0.3).query("draft_len == 3")
-    many, few = (speedup(rows, costs, to_come) for to_come in (100_000, 10))
+    many, few = (speedup(rows, COSTS, to_come) for to_come in (100_000, 10))
     assert few.estimate == many.estimate
-    assert speedup(rows, costs) == speedup(rows, costs, len(rows)), "as many as there were"
+    assert speedup(rows, COSTS) == speedup(rows, COSTS, len(rows)), "as many as there were"
     assert few.high - few.low > 1.8 * (many.high - many.low)
 
 
@@ -332,10 +332,9 @@ def test_an_interval_leaves_out_a_fortieth_at_each_end():
 
 
 def test_requests_of_one_conversation_are_drawn_together():
-    costs = from_probes(probes(), 100)
     rows = table(0.6, spread=0.3).query("draft_len == 3")
-    alone, own = speedup(rows, costs), speedup(rows.assign(conversation=rows["request_id"] + 7.0), costs)
-    together = speedup(rows.assign(conversation=rows["request_id"] // 6), costs)
+    alone, own = speedup(rows, COSTS), speedup(rows.assign(conversation=rows["request_id"] + 7.0), COSTS)
+    together = speedup(rows.assign(conversation=rows["request_id"] // 6), COSTS)
     assert alone == own
     assert together.estimate == alone.estimate
     # Six neighbours are nearly alike: sqrt(6).
@@ -343,14 +342,13 @@ def test_requests_of_one_conversation_are_drawn_together():
 
 
 def test_few_conversations_are_not_enough():
-    costs = from_probes(probes(), 100)
-    known = decide(table(0.9).assign(conversation=lambda rows: rows["request_id"] // 6), costs)
+    known = decide(table(0.9).assign(conversation=lambda rows: rows["request_id"] // 6))
     assert known.verdict == "yes"
     assert "60 held-out requests of 10 conversations" in verdict.lines(known)[2]
-    unknown = decide(table(0.9).assign(conversation=lambda rows: rows["request_id"] // 7), costs)
+    unknown = decide(table(0.9).assign(conversation=lambda rows: rows["request_id"] // 7))
     assert unknown.verdict == "not yet known"
     assert "requests of 9 conversations; 10 are needed" in unknown.sentence
-    assert "60 held-out requests;" in verdict.lines(decide(table(0.9), costs))[2]
+    assert "60 held-out requests;" in verdict.lines(decide(table(0.9)))[2]
 
 
 def test_a_short_block_pays_more_for_a_draft_step():
@@ -362,17 +360,16 @@ def test_a_short_block_pays_more_for_a_draft_step():
 
 def test_parts_of_a_log_are_judged_by_their_own_requests():
     rows = table(0.6).assign(prompt_tokens=lambda t: np.where(t["request_id"] < 30, 20, 200))
-    costs = from_probes(probes(), 100)
     losing = table(0.02).assign(prompt_tokens=200)
     mixed = pd.concat([rows[rows["request_id"] < 30], losing[losing["request_id"] >= 30]]).assign(language="English")
-    short, long = verdict.judge("distilled", mixed, costs).categories
+    short, long = verdict.judge("distilled", mixed, COSTS).categories
     assert (short.name, short.verdict, short.requests) == ("prompts of up to 110 tokens", "yes", 30)
     assert (long.name, long.verdict) == ("prompts of more than 110 tokens", "no")
     two = mixed.assign(language=np.where(mixed["request_id"] < 30, "English", "German"))
-    assert [part.name for part in verdict.judge("distilled", two, costs).categories][2:] == ["English", "German"]
-    first, last = verdict.judge("distilled", mixed, costs).thirds
+    assert [part.name for part in verdict.judge("distilled", two, COSTS).categories][2:] == ["English", "German"]
+    first, last = verdict.judge("distilled", mixed, COSTS).thirds
     assert first.speedup.low > 1 > last.speedup.high
-    assert [round(at.estimate, 2) for at in verdict.judge("distilled", mixed, costs).over_time] == [0.6] * 5 + [
+    assert [round(at.estimate, 2) for at in verdict.judge("distilled", mixed, COSTS).over_time] == [0.6] * 5 + [
         0.02
     ] * 5
 
@@ -422,8 +419,8 @@ def test_the_interval_under_load_comes_from_all_simulations(monkeypatch: pytest.
     monkeypatch.setattr(verdict, "LOADS", 4)
     seen: list[np.ndarray] = []
     monkeypatch.setattr(verdict, "around_mean", lambda draws: seen.append(draws) or around_mean(draws))
-    rows, costs = table(0.6, spread=0.3), from_probes(probes(), 100)
-    loads = verdict.under_load(rows, verdict.judge("distilled", rows, costs), costs, 0.01, None)
+    rows = table(0.6, spread=0.3)
+    loads = verdict.under_load(rows, verdict.judge("distilled", rows, COSTS), COSTS, 0.01, None)
     assert [len(draws) for draws in seen] == [4] * len(verdict.SHARES)
     assert all(
         at.speedup.low < draws.min() <= draws.max() < at.speedup.high for at, draws in zip(loads, seen, strict=True)
@@ -465,24 +462,23 @@ def test_an_idle_server_pays_for_loop_catch_up_and_lookup_as_one_request_does(
 def test_requests_larger_than_the_cache_are_counted_and_said(tmp_path: Path, trace: bool):
     rows = table(0.8, spread=0.1)
     rows.loc[rows["request_id"] < 3, "prompt_tokens"] = 2000
-    costs = from_probes(probes(), 100)
-    small = replace(costs, profile=costs.profile.model_copy(update={"kv_tokens": 1000}))
+    small = replace(COSTS, profile=COSTS.profile.model_copy(update={"kv_tokens": 1000}))
     arrivals = Arrivals(np.arange(9.0), np.array([20] * 6 + [2000] * 3), np.full(9, 90), {}) if trace else None
     found = decide(rows, small, rate=2.0, trace=arrivals)
     assert all(at.left_out == {TOO_LARGE: 3} for at in found.load["distilled"])
     assert verdict.lines(found)[3].endswith(f"; left out: 3 {TOO_LARGE}")
     asked = VerdictSettings(traffic=Path("log.jsonl"), target="T", draft=("D",))
     assert f"Left out: 3 {TOO_LARGE}." in page(found, asked, tmp_path, "D", tmp_path)
-    assert "left out" not in verdict.lines(decide(rows, costs, rate=2.0, trace=arrivals))[3]
+    assert "left out" not in verdict.lines(decide(rows, rate=2.0, trace=arrivals))[3]
 
 
 def test_a_load_has_an_answer_of_its_own(tmp_path: Path):
     """Where reading more costs more, a draft that pays for one request does not pay for many."""
-    costs = from_probes(probes(), 100)
-    steep = costs.profile.target.model_copy(update={"tokens": {1: 10.0, 8: 14.0, 4096: 40_000.0}})
-    busy = replace(costs, profile=costs.profile.model_copy(update={"target": steep}))
+    unused = from_probes(probes(), 100).profile.target  # a copy keeps what was computed from the times before
+    steep = unused.model_copy(update={"tokens": {1: 10.0, 8: 14.0, 4096: 40_000.0}})
+    busy = replace(COSTS, profile=COSTS.profile.model_copy(update={"target": steep}))
     seen = {}
-    for where, rate in ((costs, 0.1), (busy, 50.0)):
+    for where, rate in ((COSTS, 0.1), (busy, 50.0)):
         progress: list[str] = []
         found = decide(table(0.5), where, rate=rate, progress=progress.append)
         assert progress[0] == "simulating the draft distilled on this traffic under load, 1 of at most 3"
@@ -496,15 +492,15 @@ def test_a_load_has_an_answer_of_its_own(tmp_path: Path):
         seen[found.load_verdict] = under
     assert seen["yes"].startswith("Yes: under a load of 0.1/s the draft distilled on this traffic makes requests 1.")
     assert seen["no"] == "No: under a load of 50/s requests are fastest without a draft"
-    assert decide(table(0.5), costs).load_verdict is None
-    cut = decide(table(0.5), costs, rate=0.1, cut=9, cut_at=96)
+    assert decide(table(0.5)).load_verdict is None
+    cut = decide(table(0.5), rate=0.1, cut=9, cut_at=96)
     assert cut.load_sentence == seen["yes"] + (
         " (answers cut at 96 tokens are as long as in the log, if those are longer; --answer-tokens sets the limit)"
     )
-    longer = decide(table(0.5).assign(answer_tokens=900), costs, rate=0.1)
+    longer = decide(table(0.5).assign(answer_tokens=900), rate=0.1)
     assert longer.load_sentence != seen["yes"], "a longer answer waits longer for others"
     trace = Arrivals(np.arange(9.0), np.full(9, 20), np.full(9, 90), {})
-    assert "cut at" not in decide(table(0.5), costs, trace=trace, cut=9, cut_at=96).load_sentence
+    assert "cut at" not in decide(table(0.5), trace=trace, cut=9, cut_at=96).load_sentence
 
 
 def test_calibration_meets_requests_that_it_was_made_of(tmp_path: Path):
@@ -545,9 +541,8 @@ def test_calibration_meets_requests_that_it_was_made_of(tmp_path: Path):
 
 
 def test_payback_counts_requests_until_the_updates_are_won_back():
-    costs = from_probes(probes(), 100)
     rows = pd.concat([table(0.6, option="as_it_comes"), table(0.8)])
-    before, after = decide(rows, costs).options
+    before, after = decide(rows).options
     saved = 90 * 0.01 * (1 / before.speedup.estimate - 1 / after.speedup.estimate)
     assert after.payback_requests == pytest.approx(30 / saved)
     assert before.update_seconds is before.sent_bytes is None
@@ -555,7 +550,7 @@ def test_payback_counts_requests_until_the_updates_are_won_back():
 
 def test_an_update_says_what_it_stores_and_sends(tmp_path: Path):
     """The weights go to the server once after distillation, and after each of nine updates while the draft keeps learning."""
-    found = decide(pd.concat([table(0.8), table(0.7, option="kept_learning")]), from_probes(probes(), 100))
+    found = decide(pd.concat([table(0.8), table(0.7, option="kept_learning")]))
     assert [option.recorded_bytes for option in found.options] == [4_000_000] * 2
     assert [option.sent_bytes for option in found.options] == [2_000_000, 18_000_000]
     text = page(found, VerdictSettings(traffic=Path("log.jsonl"), target="T"), tmp_path, "", tmp_path)
@@ -565,8 +560,7 @@ def test_an_update_says_what_it_stores_and_sends(tmp_path: Path):
 
 def test_a_learning_curve_says_what_twice_the_requests_would_add(tmp_path: Path):
     """From 100 to 400 requests the odds grow from 1 to 4: twice as many requests, twice the odds, so 8 / 9."""
-    costs = from_probes(probes(), 100)
-    found = decide(curve_table(), costs, FACTS | {"learnt": CURVE})
+    found = decide(curve_table(), facts=FACTS | {"learnt": CURVE})
     (curve,) = (option.learning for option in found.options if option.learning)
     assert list(curve.alpha) == [0, 50, 100, 400]
     now = curve.alpha[400].estimate
@@ -596,7 +590,7 @@ def test_a_learning_curve_says_what_twice_the_requests_would_add(tmp_path: Path)
 )
 def test_a_curve_too_short_forecasts_nothing(learnt: dict[str, int], requests: int, why: str):
     rows = pd.concat([table(0.5, requests, "distilled_on_quarter"), table(0.8, requests)])
-    (found,) = decide(rows, from_probes(probes(), 100), FACTS | {"learnt": learnt}).options
+    (found,) = decide(rows, facts=FACTS | {"learnt": learnt}).options
     assert found.learning is not None
     assert found.learning.twice_adds is None
     assert found.learning.sentence.endswith(f"What more requests would add is not known: {why}")
@@ -606,7 +600,7 @@ def test_the_card_of_a_draft_says_what_was_measured_and_how_to_serve_it(tmp_path
     rows = pd.concat(
         [curve_table(), table(0.9, option="distilled_confident", threshold=0.45), table(0.6, option="kept_learning")]
     )
-    found = decide(rows, from_probes(probes(), 100), FACTS | {"learnt": CURVE})
+    found = decide(rows, facts=FACTS | {"learnt": CURVE})
     private = {"log": "/secret/log.jsonl", "log_sha256": "ab12", "target": "/secret/my target.gguf"}
     found = found.model_copy(update=private)
     for folder in ("draft", "kept_learning"):
@@ -640,10 +634,9 @@ def test_the_card_of_a_draft_says_what_was_measured_and_how_to_serve_it(tmp_path
 
 
 def test_an_empty_table_and_broken_probes_are_refused():
-    costs = from_probes(probes(), 100)
     for rows in (table(0.8).iloc[:0], table(0.8).assign(split="train")):
         with pytest.raises(UserError, match="no request was held out"):
-            decide(rows, costs)
+            decide(rows)
     broken = probes().assign(verify_seconds=lambda t: t["verify_seconds"].where(t["block"] != 3))
     with pytest.raises(UserError, match="NaN"):
         from_probes(broken, 100)
@@ -735,7 +728,7 @@ def test_blocks_that_end_where_the_draft_is_unsure(tmp_path: Path):
 
 def test_a_draft_that_pays_while_it_is_sure_is_named_with_its_threshold(tmp_path: Path):
     rows = pd.concat([table(0.3), table(0.8, option="distilled_confident", threshold=0.45)])
-    found = decide(rows, from_probes(probes(), 100), rate=2.0)
+    found = decide(rows, rate=2.0)
     assert found.best == "distilled_confident"
     assert f"up to {found.options[1].draft_len} tokens per block (confidence 0.45)" in found.sentence
     assert set(found.load) == {"distilled"}, "the simulated server knows no block that ends early"
@@ -749,7 +742,7 @@ def test_a_draft_that_pays_while_it_is_sure_is_named_with_its_threshold(tmp_path
     assert "--confidence 0.45" in text
     assert "at most, confidence 0.45" in text
     two = pd.concat([rows, table(0.5, option="distilled_confident", threshold=0.3)])
-    best = decide(two, from_probes(probes(), 100)).options[1]
+    best = decide(two).options[1]
     assert (best.threshold, best.requests) == (0.45, 60), "the requests of one threshold alone"
     assert best.tips_at is None
     assert found.options[0].tips_at is not None
@@ -758,7 +751,7 @@ def test_a_draft_that_pays_while_it_is_sure_is_named_with_its_threshold(tmp_path
 
 def test_the_page_says_what_the_json_says_and_asks_nobody(tmp_path: Path):
     rows = pd.concat([table(0.3, option="as_it_comes"), table(0.8, spread=0.1)])
-    found = decide(rows, from_probes(probes(), 100), rate=2.0).model_copy(update={"log": "<b>log</b>.jsonl"})
+    found = decide(rows, rate=2.0).model_copy(update={"log": "<b>log</b>.jsonl"})
     asked = VerdictSettings(traffic=Path("log.jsonl"), target="my target", draft=("D",))
     text = page(found, asked, tmp_path, "D", tmp_path)
     assert found.sentence in text
@@ -768,14 +761,6 @@ def test_the_page_says_what_the_json_says_and_asks_nobody(tmp_path: Path):
     assert not re.findall(r"""(?:src|href)=["'](?!data:|#)""", text)
     for own in found.options:
         assert own.speedup.show() in text
-
-
-def test_a_lookup_that_pays_is_served_by_the_engine_itself(tmp_path: Path):
-    found = decide(table(0.8, option="lookup", spread=0.1).assign(steps=0.0), from_probes(probes(), 100))
-    assert found.best == "lookup"
-    text = page(found, VerdictSettings(traffic=Path("log.jsonl"), target="T"), tmp_path, "", tmp_path)
-    assert "vllm serve T --speculative-config" in text
-    assert "--draft " not in text
 
 
 @pytest.mark.parametrize(
@@ -788,7 +773,7 @@ def test_a_lookup_that_pays_is_served_by_the_engine_itself(tmp_path: Path):
     ],
 )
 def test_the_draft_to_serve_is_that_of_the_best_option(tmp_path: Path, option: str, draft: str, served: str):
-    found = decide(table(0.8, option=option), from_probes(probes(), 100))
+    found = decide(table(0.8, option=option))
     asked = VerdictSettings(traffic=Path("log.jsonl"), target="T", draft=("A", "B"))
     emit, _ = commands(found, asked, Path("out"), draft, Path("results"))
     assert f" --draft {served} " in emit
@@ -805,7 +790,7 @@ def test_the_draft_to_serve_is_that_of_the_best_option(tmp_path: Path, option: s
 
 
 def test_a_draft_after_a_lookup_is_served_by_llama_cpp():
-    found = decide(table(0.8, option="lookup_first"), from_probes(probes(), 100))
+    found = decide(table(0.8, option="lookup_first"))
     asked = VerdictSettings(traffic=Path("log.jsonl"), target="T")
     target, draft, emit, monitor = commands(found, asked, Path("out"), "", Path("results"))
     assert target == "python convert_hf_to_gguf.py T --outfile out/target.gguf"
@@ -819,24 +804,26 @@ def test_a_draft_after_a_lookup_is_served_by_llama_cpp():
 
 
 def test_lookup_alone_is_served_by_the_engine_of_the_target():
-    found = decide(table(0.8, option="lookup", spread=0.1).assign(steps=0.0), from_probes(probes(), 100))
+    found = decide(table(0.8, option="lookup", spread=0.1).assign(steps=0.0))
+    assert found.best == "lookup"
     for target, serve, port in (
-        ("T", "vllm serve T ", 8000),
+        ("T", "vllm serve T --speculative-config", 8000),
         ("T.gguf", "llama-server --metrics --model T.gguf ", 8080),
     ):
         asked = VerdictSettings(traffic=Path("log.jsonl"), target=target)
         engine, monitor = commands(found, asked, Path("out"), "", Path("results"))
         assert engine.startswith(serve)
+        assert "--draft " not in engine
         assert f"localhost:{port}/metrics" in monitor
 
 
 def test_a_draft_that_proposes_its_most_probable_token_is_served_so():
     rows = table(0.8)
     rows = pd.concat([rows.assign(proposal="probabilistic", emitted=80.0), rows])
-    found = decide(rows, from_probes(probes(), 100))
+    found = decide(rows)
     asked = VerdictSettings(traffic=Path("log.jsonl"), target="T", temperature=1)
     assert " --greedy" in commands(found, asked, Path("out"), "", Path("results"))[-2]
-    sampled = decide(rows.assign(emitted=rows["emitted"].map({80.0: 90.0, 90.0: 80.0})), from_probes(probes(), 100))
+    sampled = decide(rows.assign(emitted=rows["emitted"].map({80.0: 90.0, 90.0: 80.0})))
     assert " --greedy" not in commands(sampled, asked, Path("out"), "", Path("results"))[-2]
 
 

@@ -120,11 +120,6 @@ def test_depths_are_for_what_is_replayed(inputs: live.Inputs) -> None:
         run(inputs, schemes=["traversal"], by_depth=True)
 
 
-def test_a_scheme_that_needs_drafts_of_one_temperature_is_refused(inputs: live.Inputs) -> None:
-    with pytest.raises(UserError, match="k_seq needs drafts of one distribution"):
-        run(inputs, schemes=["k_seq", "specinfer"], num_drafts=[2], first_temperature=0.8)
-
-
 def test_shapes_of_trees(inputs: live.Inputs) -> None:
     common = COMMON | {"draft_len": 3, "top_k": 5}
     settings = trees.Settings(**(common | {"nodes": [6, 9], "width": 4, "draft_temperature": 1.2}))  # type: ignore[arg-type]

@@ -108,7 +108,7 @@ def test_updates_save_no_bytes_where_each_of_many_requests_brings_one():
     assert set(flips["update_interval"]) == {1}
     assert flips["batch"].min() == 1024
     assert (flips["break_even"] > flips["block_length"]).all()
-    texts = findings.sentences("osd_memory_traffic", osd_memory_traffic(), findings.findings_of("osd_memory_traffic"))
+    texts = findings.sentences("osd_memory_traffic", osd_memory_traffic())
     assert "when 1,024 requests share a load of the weights and each brings an update: it moves 1.0479 of" in texts
 
 

@@ -120,6 +120,14 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: folder / name for name in ("target", "draft")}
 
 
+@pytest.fixture(scope="module")
+def gguf(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The target as a GGUF file."""
+    path = tmp_path_factory.mktemp("gguf") / "target.gguf"
+    export(models["target"], path, vocabulary=False)
+    return path
+
+
 # --- cost model --------------------------------------------------------------------------------------------------
 
 
@@ -262,9 +270,8 @@ def test_cost_experiment_in_llama_cpp(models: dict[str, Path]) -> None:
         latency_cost.Settings(context=[8], batch=[1], verified=[1, 2], blocks=2)
 
 
-def test_probes_leave_no_trace(models: dict[str, Path], tmp_path: Path) -> None:
-    export(models["target"], tmp_path / "target.gguf", vocabulary=False)
-    with LlamaCpp(tmp_path / "target.gguf", EngineOptions(context_length=64, sequences=3)) as model:
+def test_probes_leave_no_trace(gguf: Path) -> None:
+    with LlamaCpp(gguf, EngineOptions(context_length=64, sequences=3)) as model:
         expected = model.extend([1, 5, 9]).copy()
         model.fill(3, 20)
         for _ in range(30):
@@ -273,31 +280,28 @@ def test_probes_leave_no_trace(models: dict[str, Path], tmp_path: Path) -> None:
         np.testing.assert_array_equal(model.extend([1, 5, 9]), expected)
 
 
-def test_a_batch_too_large_is_refused(models: dict[str, Path], tmp_path: Path) -> None:
+def test_a_batch_too_large_is_refused(gguf: Path) -> None:
     """llama.cpp aborts the process on more tokens than n_batch."""
-    export(models["target"], tmp_path / "target.gguf", vocabulary=False)
-    with LlamaCpp(tmp_path / "target.gguf", EngineOptions(context_length=600)) as model:
+    with LlamaCpp(gguf, EngineOptions(context_length=600)) as model:
         model.prefill([1] * 600)  # in parts
         model.trim(0)
         with pytest.raises(UserError, match="600 tokens in one call"):
             model.extend([1] * 600)
 
 
-def test_buffers_do_not_depend_on_the_length_that_was_asked_for(models: dict[str, Path], tmp_path: Path) -> None:
+def test_buffers_do_not_depend_on_the_length_that_was_asked_for(gguf: Path) -> None:
     """A short context would lower n_batch, and with it the time of a step: 104 and 112 tokens must be one measurement."""
-    export(models["target"], tmp_path / "target.gguf", vocabulary=False)
     with (
-        LlamaCpp(tmp_path / "target.gguf", EngineOptions(context_length=104)) as one,
-        LlamaCpp(tmp_path / "target.gguf", EngineOptions(context_length=112)) as other,
+        LlamaCpp(gguf, EngineOptions(context_length=104)) as one,
+        LlamaCpp(gguf, EngineOptions(context_length=112)) as other,
     ):
         rooms = [lib.llama_n_batch(model._context) for model in (one, other)]
         assert rooms[0] == rooms[1] >= 256
 
 
-def test_an_impossible_cache_is_refused(models: dict[str, Path], tmp_path: Path) -> None:
-    export(models["target"], tmp_path / "target.gguf", vocabulary=False)
+def test_an_impossible_cache_is_refused(gguf: Path) -> None:
     with pytest.raises(UserError, match="cannot open a context"):
-        LlamaCpp(tmp_path / "target.gguf", EngineOptions(sequences=1000))
+        LlamaCpp(gguf, EngineOptions(sequences=1000))
 
 
 # --- length ------------------------------------------------------------------------------------------------------
@@ -327,6 +331,13 @@ def test_length_experiment_in_llama_cpp(models: dict[str, Path]) -> None:
 
 
 # --- requests ----------------------------------------------------------------------------------------------------
+
+
+def recorded(models: dict[str, Path], folder: Path, answers: Sequence[Answer]) -> latency_requests.Inputs:
+    """The pair with these recorded answers."""
+    write_jsonl(folder / "answers.jsonl", answers)
+    drafts = {"draft": models["draft"]}
+    return latency_requests.Inputs(target=models["target"], drafts=drafts, answers=folder / "answers.jsonl")
 
 
 def test_requests_of_known_cost(capsys: pytest.CaptureFixture[str]) -> None:
@@ -410,11 +421,9 @@ def test_drafts_of_a_pair_are_served_by_name() -> None:
 
 
 def test_request_experiment_in_llama_cpp(models: dict[str, Path], tmp_path: Path) -> None:
-    answers = [Answer(str(i), [1, 5, 9 + i], [0] * 12, False) for i in range(3)]
-    write_jsonl(tmp_path / "answers.jsonl", answers)
+    inputs = recorded(models, tmp_path, [Answer(str(i), [1, 5, 9 + i], [0] * 12, False) for i in range(3)])
+    inputs = inputs.model_copy(update={"drafts": inputs.drafts | {"itself": models["target"]}})
     settings = latency_requests.Settings(dataset="toy", draft_len=3, requests=2, max_new_tokens=12, adaptive=True)
-    drafts = {"draft": models["draft"], "itself": models["target"]}
-    inputs = latency_requests.Inputs(target=models["target"], drafts=drafts, answers=tmp_path / "answers.jsonl")
     rows, run = latency_requests.run(settings, inputs, BENCH)
     names = {"none", "draft", "draft_adaptive", "itself", "itself_adaptive", "lookup", "lookup_first", "none_again"}
     names |= {"lookup_first_draft"}
@@ -431,10 +440,7 @@ def test_request_experiment_in_llama_cpp(models: dict[str, Path], tmp_path: Path
 def test_a_cell_serves_requests_from_any_number_on(models: dict[str, Path], tmp_path: Path) -> None:
     lengths = [12, 9, 7, 5]
     answers = [Answer(str(i), [1, 5, 9 + i], [0] * n, False) for i, n in enumerate(lengths)]
-    write_jsonl(tmp_path / "answers.jsonl", answers)
-    inputs = latency_requests.Inputs(
-        target=models["target"], drafts={"draft": models["draft"]}, answers=tmp_path / "answers.jsonl"
-    )
+    inputs = recorded(models, tmp_path, answers)
     settings = latency_requests.Settings(dataset="toy", draft_len=2, requests=2, first=1, max_new_tokens=12)
     rows, _ = latency_requests.run(settings, inputs, BENCH)
     assert rows.groupby("request_id")["tokens"].unique().map(list).to_dict() == {1: [9], 2: [7]}
@@ -450,10 +456,7 @@ def test_a_cell_serves_requests_from_any_number_on(models: dict[str, Path], tmp_
 
 def test_lookup_is_always_sure_and_the_draft_after_it_is_not(models: dict[str, Path], tmp_path: Path) -> None:
     again = [1, 5, 9, 7, 11, 3] * 4
-    write_jsonl(tmp_path / "answers.jsonl", [Answer(str(i), [*again, i], [0] * 16, False) for i in range(3)])
-    inputs = latency_requests.Inputs(
-        target=models["target"], drafts={"draft": models["draft"]}, answers=tmp_path / "answers.jsonl"
-    )
+    inputs = recorded(models, tmp_path, [Answer(str(i), [*again, i], [0] * 16, False) for i in range(3)])
     settings = latency_requests.Settings(dataset="toy", draft_len=3, requests=3, max_new_tokens=16, confidence=0.999)
     rows, _ = latency_requests.run(settings, inputs, BENCH)
     sums = rows.groupby("contender")[["drafted", "accepted", "blocks", "steps"]].sum()
@@ -488,10 +491,7 @@ def test_a_speedup_is_over_plain_decoding_with_the_same_weights() -> None:
 
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_a_block_ends_where_the_draft_is_unsure(models: dict[str, Path], tmp_path: Path, temperature: float) -> None:
-    write_jsonl(tmp_path / "answers.jsonl", [Answer(str(i), [1, 5, 9 + i], [0] * 24, False) for i in range(3)])
-    inputs = latency_requests.Inputs(
-        target=models["target"], drafts={"draft": models["draft"]}, answers=tmp_path / "answers.jsonl"
-    )
+    inputs = recorded(models, tmp_path, [Answer(str(i), [1, 5, 9 + i], [0] * 24, False) for i in range(3)])
 
     def served(confidence: float) -> pd.DataFrame:
         settings = latency_requests.Settings(
@@ -517,10 +517,9 @@ def test_a_block_ends_where_the_draft_is_unsure(models: dict[str, Path], tmp_pat
 
 
 def test_sampled_requests_in_llama_cpp(models: dict[str, Path], tmp_path: Path) -> None:
-    write_jsonl(tmp_path / "answers.jsonl", [Answer(str(i), [1, 5, 9 + i], [0] * 40, False) for i in range(3)])
+    inputs = recorded(models, tmp_path, [Answer(str(i), [1, 5, 9 + i], [0] * 40, False) for i in range(3)])
+    inputs = inputs.model_copy(update={"drafts": inputs.drafts | {"itself": models["target"]}})
     settings = latency_requests.Settings(dataset="toy", draft_len=3, requests=3, max_new_tokens=40, temperature=1)
-    drafts = {"draft": models["draft"], "itself": models["target"]}
-    inputs = latency_requests.Inputs(target=models["target"], drafts=drafts, answers=tmp_path / "answers.jsonl")
     rows, _ = latency_requests.run(settings, inputs, BENCH)
     assert set(rows["temperature"]) == {1.0}
     found = rows.set_index(["contender", "request_id"])["same_text"].groupby("contender").mean()
@@ -546,12 +545,11 @@ def test_a_draft_is_not_named_as_a_contender_of_its_own(names: list[str]) -> Non
 # --- branches ----------------------------------------------------------------------------------------------------
 
 
-def test_branches_in_one_call_give_the_logits_of_each_alone(models: dict[str, Path], tmp_path: Path) -> None:
-    export(models["target"], tmp_path / "target.gguf", vocabulary=False)
+def test_branches_in_one_call_give_the_logits_of_each_alone(gguf: Path) -> None:
     branches = [[3, 4, 5], [7, 8, 9], [3, 8, 2]]
     with (
-        LlamaCpp(tmp_path / "target.gguf", EngineOptions(sequences=4, shared=True)) as model,
-        LlamaCpp(tmp_path / "target.gguf") as alone,
+        LlamaCpp(gguf, EngineOptions(sequences=4, shared=True)) as model,
+        LlamaCpp(gguf) as alone,
     ):
         model.prefill([1, 5, 9])
         alone.prefill([1, 5, 9])
@@ -568,14 +566,13 @@ def test_branches_in_one_call_give_the_logits_of_each_alone(models: dict[str, Pa
         np.testing.assert_allclose(again[4:], alone.extend([2, *branches[1]])[1:], atol=1e-4)
 
 
-def test_a_tree_in_one_call_gives_the_logits_of_each_path_alone(models: dict[str, Path], tmp_path: Path) -> None:
+def test_a_tree_in_one_call_gives_the_logits_of_each_path_alone(gguf: Path) -> None:
     """An uneven tree: two nodes branch, and leaves are at three depths."""
-    export(models["target"], tmp_path / "target.gguf", vocabulary=False)
     tree = Tree.of_parents([0, 0, 1, 1, 2, 2, 0, 4])
     tokens = [10, 3, 4, 5, 8, 9, 7, 2]
     with (
-        LlamaCpp(tmp_path / "target.gguf", EngineOptions(sequences=tree.leaves + 1, shared=True)) as model,
-        LlamaCpp(tmp_path / "target.gguf") as alone,
+        LlamaCpp(gguf, EngineOptions(sequences=tree.leaves + 1, shared=True)) as model,
+        LlamaCpp(gguf) as alone,
     ):
         model.prefill([1, 5, 9])
         alone.prefill([1, 5, 9])

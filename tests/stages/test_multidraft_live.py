@@ -9,7 +9,6 @@ from draftlab.conformance.sequential import Budget
 from draftlab.core.sampling import Sampling, to_probs
 from draftlab.core.verify import VERIFIERS
 from draftlab.core.verify.block import block
-from draftlab.core.verify.k_seq import k_seq
 from draftlab.core.verify.sequence import verify_sequences
 from draftlab.core.verify.specinfer import specinfer
 from draftlab.core.verify.token import Decision, TokenVerifier
@@ -17,7 +16,6 @@ from draftlab.data.prompts import Prompt
 from draftlab.engine.held_out import Request, Work
 from draftlab.engine.settings import Answers
 from draftlab.engine.speculate import speculate
-from draftlab.errors import UserError
 from draftlab.files.json_files import write_jsonl
 from draftlab.models.llama import LlamaDecoder
 from draftlab.models.tokenizer import train_tokenizer
@@ -133,32 +131,6 @@ def test_a_first_draft_that_is_the_target_is_always_accepted():
     assert all(trace.accepted == trace.visited for trace in traces)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"draft": DRAFTS[:2], "num_drafts": 3}, "2 draft models for 3 drafts"),
-        ({"draft": DRAFTS[:2], "num_drafts": 2, "verifier": k_seq}, "k_seq needs drafts of one distribution"),
-        ({"draft": [DRAFTS[0], make(1, vocab=7)], "num_drafts": 2}, "different vocabularies"),
-        (
-            {"draft": DRAFTS[0], "num_drafts": 3, "draft_sampling": Sampling(0.0)},
-            "3 drafts from one model at temperature 0 are the same sequence 3 times",
-        ),
-    ],
-)
-def test_drafts_that_do_not_fit_are_refused(change, message):
-    options = {"draft_len": 2, "max_new_tokens": 4, "eos_ids": [], "verifier": specinfer} | change
-    with pytest.raises(UserError, match=message):
-        speculate(TARGET, options.pop("draft"), PROMPTS[:2], sampling=SAMPLING, generator=torch.Generator(), **options)
-
-
-def test_a_first_draft_at_temperature_0_is_greedy():
-    settings = live.Settings(
-        schemes=["specinfer"], num_drafts=[2], draft_len=2, draft_temperature=[1.5], first_temperature=0.0, requests=1,
-        batch=1, max_new_tokens=4,
-    )  # fmt: skip
-    assert [contender.draft_temperatures for contender in live.contenders(settings)] == [[0.0, 1.5]]
-
-
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory):
     """A live experiment on a toy pair: its rows."""
@@ -236,14 +208,15 @@ def test_no_contender_is_charged_for_its_prompts(monkeypatch):
         assert 0 < decoded.target_seconds < 1000
 
 
-def test_one_temperature_can_be_the_first_drafts_alone():
+@pytest.mark.parametrize("first", [1.2, 0.0])
+def test_one_temperature_can_be_the_first_drafts_alone(first):
     settings = live.Settings(
-        schemes=["single", "specinfer"], num_drafts=[3], draft_len=2, draft_temperature=[1.6, 2.0], first_temperature=1.2,
+        schemes=["single", "specinfer"], num_drafts=[3], draft_len=2, draft_temperature=[1.6, 2.0], first_temperature=first,
         requests=1, batch=1, max_new_tokens=4,
     )  # fmt: skip
     alone, *several = live.contenders(settings)
-    assert alone.draft_temperatures == [1.2]
-    assert [c.draft_temperatures for c in several] == [[1.2, 1.6, 1.6], [1.2, 2.0, 2.0]]
+    assert alone.draft_temperatures == [first]
+    assert [c.draft_temperatures for c in several] == [[first, 1.6, 1.6], [first, 2.0, 2.0]]
 
 
 def test_scores_of_answers():

@@ -26,6 +26,19 @@ def folders(tmp_path_factory):
     return folder
 
 
+@pytest.fixture
+def asked(monkeypatch):
+    """The target, the drafts and the options of every call of the loop."""
+    calls, speculate = [], engine.speculate
+
+    def watched(target, draft, prompts, **options):
+        calls.append((target, draft, options))
+        return speculate(target, draft, prompts, **options)
+
+    monkeypatch.setattr(engine, "speculate", watched)
+    return calls
+
+
 def run(folders, draft="draft", dtype="float32", **changes):
     values = {
         "topics": TOPICS,
@@ -71,21 +84,13 @@ def test_the_shared_draft_and_the_specialists_together_see_the_same_requests_and
     assert served == [(["other", "toy"], 64, 32), (["toy"], 32, 16), (["other"], 32, 16)] * 2
 
 
-def test_each_arrangement_asks_the_models_that_it_names(folders, monkeypatch):
-    asked = []
-    speculate = engine.speculate
-
-    def watched(target, draft, prompts, **options):
-        asked.append((draft, options["num_drafts"]))
-        return speculate(target, draft, prompts, **options)
-
-    monkeypatch.setattr(engine, "speculate", watched)
+def test_each_arrangement_asks_the_models_that_it_names(folders, asked):
     run(folders, schemes=["specinfer"])
     by_topic = [asked[:6], asked[6:]]
     for topic, calls in enumerate(by_topic):
-        original, shared_one, shared, routed_one, routed, specialists = (draft for draft, _ in calls)
-        assert [count for _, count in calls] == [2, 1, 2, 1, 2, 2]
-        assert shared is shared_one is by_topic[0][1][0]
+        original, shared_one, shared, routed_one, routed, specialists = (draft for _, draft, _ in calls)
+        assert [options["num_drafts"] for _, _, options in calls] == [2, 1, 2, 1, 2, 2]
+        assert shared is shared_one is by_topic[0][1][1]
         assert routed is routed_one is specialists[topic]
         assert specialists[0] is not specialists[1]
         models = [original, shared, *specialists]
@@ -109,29 +114,14 @@ def test_damaged_weights_are_one_clear_message(folders, tmp_path):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_target_has_the_number_type_of_its_pair_and_drafts_learn_in_float32(folders, monkeypatch, dtype):
-    asked = []
-    speculate = engine.speculate
-
-    def watched(target, draft, prompts, **options):
-        models = draft if isinstance(draft, list) else [draft]
-        asked.append((target.embed.dtype, *{model.embed.dtype for model in models}))
-        return speculate(target, draft, prompts, **options)
-
-    monkeypatch.setattr(engine, "speculate", watched)
+def test_the_target_has_the_number_type_of_its_pair_and_drafts_learn_in_float32(folders, asked, dtype):
     run(folders, schemes=["specinfer"], dtype=dtype)
-    assert set(asked) == {(getattr(torch, dtype), torch.float32)}
+    assert {target.embed.dtype for target, _, _ in asked} == {getattr(torch, dtype)}
+    models = [model for _, draft, _ in asked for model in (draft if isinstance(draft, list) else [draft])]
+    assert {model.embed.dtype for model in models} == {torch.float32}
 
 
-def test_requests_are_decoded_in_batches(folders, monkeypatch):
-    asked = set()
-    speculate = engine.speculate
-
-    def watched(*models, **options):
-        asked.add(options["batch"])
-        return speculate(*models, **options)
-
-    monkeypatch.setattr(engine, "speculate", watched)
+def test_requests_are_decoded_in_batches(folders, asked):
     few, all_at_once = (run(folders, schemes=["specinfer"], batch=batch, temperature=1e-6) for batch in (3, 0))
-    assert asked == {3, None}
+    assert {options["batch"] for _, _, options in asked} == {3, None}
     assert_frame_equal(few, all_at_once)

@@ -131,10 +131,7 @@ def test_a_head_is_filled_with_other_tokens_where_the_traffic_has_too_few():
 
 
 def test_a_trimmed_draft_leaves_greedy_text_as_it_is():
-    target = small_llama(32, 0)
-    with torch.no_grad():
-        for weight in target.parameters():
-            weight.mul_(6.0 if weight.ndim == 2 else 1.0)
+    target = small_llama(32, 0, scale=6.0)
     plain = speculate(target, target, PROMPTS, draft_len=2, max_new_tokens=10, eos_ids={2})
     answers = {token for trace in plain.traces for token in trace.answer_ids}
     draft = trim_head(target, sorted(answers)[::2])

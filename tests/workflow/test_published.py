@@ -57,7 +57,7 @@ def test_every_published_table_is_printed_from_the_rows_beside_it(scale, tmp_pat
     assert names
     for name in names:
         rows = tidy.read(folder / "data" / f"{name}.csv.gz")
-        finding = findings.sentences(name, rows, findings.findings_of(name))
+        finding = findings.sentences(name, rows)
         tables.write(name, rows, scale, tmp_path / name, finding)
     assert [
         name for name in names if (tmp_path / f"{name}.md").read_text() != (folder / f"{name}.md").read_text()

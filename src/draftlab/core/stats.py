@@ -39,7 +39,7 @@ class Interval:
     freedom: float | None = None
 
 
-def _interval(columns: Sequence[ArrayLike], statistic: Callable[[Any], Any], seed: int) -> Interval:
+def _interval(columns: Sequence[ArrayLike], statistic: Callable[[Any], Any], seed: int = 0) -> Interval:
     """The ``statistic`` of the sums over requests, with the percentile interval over resampled requests, widened for few (``quantile``).
 
     Requests are sorted by their numbers first, so that the order of a table's rows changes nothing.
@@ -160,37 +160,33 @@ def ratio_difference(
     denominator: ArrayLike,
     baseline_numerator: ArrayLike,
     baseline_denominator: ArrayLike,
-    *,
-    seed: int = 0,
 ) -> Interval:
     """Difference of two ratios over the same requests (paired). If its interval excludes 0, the ratios differ at 95 %.
 
     **Arguments:**
     - `numerator`, `denominator`: one number for each request.
     - `baseline_numerator`, `baseline_denominator`: the same requests in the same order.
-    - `seed`: seed of the bootstrap.
 
     **Returns:** the ratio minus the baseline's, with its interval.
 
     >>> ratio_difference([3, 3], [4, 4], [1, 1], [4, 4]).estimate
     0.5
     """
-    return _interval((numerator, denominator, baseline_numerator, baseline_denominator), _difference, seed)
+    return _interval((numerator, denominator, baseline_numerator, baseline_denominator), _difference)
 
 
-def percent_of(one: tuple[ArrayLike, ArrayLike], other: tuple[ArrayLike, ArrayLike], *, seed: int = 0) -> Interval:
+def percent_of(one: tuple[ArrayLike, ArrayLike], other: tuple[ArrayLike, ArrayLike]) -> Interval:
     """The ratio of ``one`` (numerator, denominator) as a percentage of that of ``other``, over the same requests (paired).
 
     **Arguments:**
     - `one`, `other`: numerators and denominators, one number for each request, in the same order.
-    - `seed`: seed of the bootstrap.
 
     **Returns:** the percentage, with its interval.
 
     >>> percent_of(([1, 1], [2, 2]), ([1, 1], [4, 4])).estimate
     200.0
     """
-    return _interval((*one, *other), _percent, seed)
+    return _interval((*one, *other), _percent)
 
 
 def ratio_table(
@@ -200,7 +196,6 @@ def ratio_table(
     by: Sequence[str],
     *,
     request: str = "request_id",
-    seed: int = 0,
 ) -> pd.DataFrame:
     """The ratio of two columns in each group of ``by``; the rows of one request (its seeds) are resampled together.
 
@@ -209,7 +204,6 @@ def ratio_table(
     - `numerator`, `denominator`: names of two of its columns.
     - `by`: columns that identify a group.
     - `request`: column that identifies a request.
-    - `seed`: seed of the bootstrap.
 
     **Returns:** a table with the columns of `by`, and `estimate`, `ci_low`, `ci_high`, `n`.
 
@@ -223,7 +217,7 @@ def ratio_table(
     rows = []
     for key, group in frame.groupby(list(by), sort=False, dropna=False):  # an axis may be empty in some rows
         sums = group.groupby(request, sort=False)[[numerator, denominator]].sum()
-        of_group = ratio(sums[numerator], sums[denominator], seed=seed)
+        of_group = ratio(sums[numerator], sums[denominator])
         values = {"estimate": of_group.estimate, "ci_low": of_group.low, "ci_high": of_group.high, "n": of_group.n}
         rows.append(dict(zip(by, key, strict=True)) | values)
     return pd.DataFrame(rows, columns=[*by, "estimate", "ci_low", "ci_high", "n"])

@@ -308,15 +308,14 @@ def replay(
     draft_len: int,
     *,
     verifier: SingleVerifier = "single",
-    requests: Sequence[int] | None = None,
     draft_sampling: Sampling | None = None,
 ) -> Walk:
     """The counts of live decoding of recorded requests with ``draft``, without running the target.
 
     **Arguments:**
-    - `draft`, `target_pass`, `requests`, `draft_sampling`: as for `agree_along`.
+    - `draft`, `target_pass`, `draft_sampling`: as for `agree_along`.
     - `draft_len`, `verifier`: as for `walk`.
 
     **Returns:** expected counts of each request.
     """
-    return walk(agree_along(draft, target_pass, requests, draft_sampling=draft_sampling), draft_len, verifier)
+    return walk(agree_along(draft, target_pass, draft_sampling=draft_sampling), draft_len, verifier)

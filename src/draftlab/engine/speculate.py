@@ -74,14 +74,14 @@ class BlockTrace:
 class Decoded:
     """One trace per request, the number of blocks (forward passes of the target), and the seconds in each part of the loop.
 
-    ``transform_seconds``: turning the target's logits into distributions; not part of ``verify_seconds``.
+    ``transform_seconds``: turning the target's logits into distributions; not part of ``select_seconds``.
     """
 
     traces: list[BlockTrace]
     blocks: int
     draft_seconds: float
     target_seconds: float
-    verify_seconds: float
+    select_seconds: float
     transform_seconds: float = 0.0
 
 

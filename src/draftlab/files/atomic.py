@@ -19,6 +19,11 @@ FULL = re.compile(r"No space left on device|Disk quota exceeded|os error (28|122
 """How safetensors, numpy and other libraries report a full disk."""
 
 
+def is_first_process() -> bool:
+    """Whether this process writes files, out of several that were launched together (``train.parallel``)."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 @contextlib.contextmanager
 def atomic_path(path: Path | str, needs: int = 0) -> Iterator[Path]:
     """Yield a temporary file path beside ``path``; on success it replaces ``path``, on failure it is removed.

@@ -26,7 +26,7 @@ ZERO = ("self_attn.o_proj.weight", "mlp.down_proj.weight", "embed_tokens.weight"
 """Tensors that write to the residual stream: their added parts are zero."""
 
 
-def inflate(model: Path, out: Path, *, layers: int, ffn: int | None = None, widths: int = 1, seed: int = 0) -> None:
+def inflate(model: Path, out: Path, *, layers: int, ffn: int | None = None, widths: int = 1) -> None:
     """Pad a Llama to cost as much as a larger one, without changing its output, to ``layers`` layers with feed-forward parts ``ffn`` wide.
 
     The residual stream gets ``widths`` times as many channels (1, 4, 16 ...: the square root must be a power of 2).
@@ -48,7 +48,7 @@ def inflate(model: Path, out: Path, *, layers: int, ffn: int | None = None, widt
     same = {"head_dim": head_dim(config), "rms_norm_eps": config["rms_norm_eps"] / widths}
     original = Checkpoint(model, config)
     inflated = config | after | same | {"draftlab_inflated_from": before}
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     scale = config.get("initializer_range", 0.02)
     tensors = {}
     for name, shape in expected_shapes(inflated, model).items():

@@ -134,20 +134,20 @@ def rows_of(pair: Pair, context: int) -> int:
 
 
 def _answer(run: Run, pair: str, name: str) -> Job:
-    settings = run.settings.pairs[pair]
-    disk, peak = _pass(run, pair, name), _decoding(settings, ["target"])
-    work = 0 if has_gpu(run, "answer", pair) else peak or 0
-    memory = None if peak is None else host(_weights(settings, "target"), disk, 0, work)
-    return Job("answer", pair, name, peak, memory, disk)
+    return _recording(run, "answer", pair, name, ["target"], passes=_pass(run, pair, name))
 
 
 def _pairs(run: Run, pair: str, name: str) -> Job:
+    return _recording(run, "pairs", pair, name, ["target", "draft"], logits=_logits(run, pair))
+
+
+def _recording(run: Run, rule: str, pair: str, name: str, roles: list[str], passes: int = 0, logits: int = 0) -> Job:
+    """The job that records what the models of these ``roles`` give: so many bytes of answers, or of logits."""
     settings = run.settings.pairs[pair]
-    peak, disk = _decoding(settings, ["target", "draft"]), _logits(run, pair)
-    work = 0 if has_gpu(run, "pairs", pair) else peak or 0
-    weights = _weights(settings, "target") + _weights(settings, "draft")
-    memory = None if peak is None else host(weights, 0, disk, work)
-    return Job("pairs", pair, name, peak, memory, disk)
+    peak, weights = _decoding(settings, roles), sum(_weights(settings, role) for role in roles)
+    work = 0 if has_gpu(run, rule, pair) else peak or 0
+    memory = None if peak is None else host(weights, passes, logits, work)
+    return Job(rule, pair, name, peak, memory, passes + logits)
 
 
 def _weights(pair: Pair, role: str) -> int:

@@ -41,17 +41,14 @@ class Difference:
 
 def is_measured(table: str, column: str) -> bool:
     """Whether the stage of an experiment declares that this column depends on how long something took."""
+    if not tidy.file_of(table).exists():
+        return False
     plan = tidy.plan_of(table)
-    sizes = [] if plan is None else [(plan.stage_kind, plan.fixed | size.fixed) for size in plan.scales.values()]
-    return any(stage.is_timed(column, settings) for stage, settings in sizes)
+    return any(plan.stage_kind.is_timed(column, plan.fixed | size.fixed) for size in plan.scales.values())
 
 
-def differences(one: Path, two: Path) -> list[Difference]:
-    """List what differs between the tables of two results folders, apart from measured columns and the claims judged by them."""
-    return _differences(_tables(one), _tables(two))
-
-
-def _differences(tables: Tables, others: Tables) -> list[Difference]:
+def differences(tables: Tables, others: Tables) -> list[Difference]:
+    """List what differs between the tables of two runs, apart from measured columns and the claims judged by them."""
     listed = [Difference(name, "in one run only", 0) for name in sorted(tables.keys() ^ others.keys())]
     timed = _timed_claims(tables)
     for name in sorted(tables.keys() & others.keys()):
@@ -59,7 +56,7 @@ def _differences(tables: Tables, others: Tables) -> list[Difference]:
     return listed
 
 
-def _tables(folder: Path) -> Tables:
+def tables_of(folder: Path) -> Tables:
     """Read every table of a run, or of a folder in paper_figures, as text, so that equal cells are equal byte for byte."""
     if (folder / "data/provenance.json").is_file():  # beside the printed tables of a published run
         folder /= "data"
@@ -131,8 +128,8 @@ def verdicts(tables: Tables, others: Tables) -> list[str]:
 
 def compare(one: tyro.conf.Positional[Path], two: tyro.conf.Positional[Path]) -> None:
     """Compare the tables of two runs, apart from measured times; list the columns that differ, by how much, and count the verdicts that do."""
-    tables, others = _tables(one), _tables(two)
-    if differing := _differences(tables, others):
+    tables, others = tables_of(one), tables_of(two)
+    if differing := differences(tables, others):
         count = len({difference.table for difference in differing})
         why = 'docs/robustness.md, "The same tables again", says what another processor or number of threads changes'
         last = f"tables that differ: {count}; {why}"

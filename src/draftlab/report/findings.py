@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -27,15 +27,9 @@ from draftlab.report.contrast import (
 from draftlab.report.figures.style import setting
 
 
-def findings_of(experiment: str) -> list[Finding]:
-    """The findings that an experiment's YAML file defines; empty if there is no such file."""
-    plan = tidy.plan_of(experiment)
-    return [] if plan is None else plan.finding
-
-
-def sentences(experiment: str, table: pd.DataFrame, findings: Sequence[Finding]) -> str:
-    """Write all findings as one text; a finding whose rows the table does not have is left out."""
-    return " ".join(filter(None, (sentence(experiment, table, finding) for finding in findings)))
+def sentences(experiment: str, table: pd.DataFrame) -> str:
+    """Write all findings of an experiment as one text; a finding whose rows the table does not have is left out."""
+    return " ".join(filter(None, (sentence(experiment, table, one) for one in tidy.plan_of(experiment).finding)))
 
 
 def takeaway(finding: str) -> str:
@@ -48,7 +42,7 @@ def sentence(experiment: str, table: pd.DataFrame, finding: Finding) -> str:
     for filters in (finding.left, finding.right):
         _check_filters(experiment, table, filters if isinstance(filters, dict) else {})
     layout = tables.layout_of(experiment, table)
-    left = Selection(experiment, tables.measure_of(experiment, finding.measure), finding.left)
+    left = Selection(experiment, tidy.plan_of(experiment).measure(finding.measure), finding.left)
     right = replace(left, where=finding.right) if isinstance(finding.right, dict) else finding.right
     contrast, source = Contrast(left, right, finding.each, finding.best), Tables({experiment: table})
     pooled = compute(contrast, source)

@@ -115,8 +115,8 @@ def _section(table: Path, results: Path, config: Sequence[str], claims: Sequence
     if cells.exists():
         rows = tidy.read(table)
         layout = tables.layout_of(name, rows)
-        finding = findings.sentences(name, rows, findings.findings_of(name))
-        page = tables.arrange(tables.read_cells(cells), layout, tables.measure_of(name))
+        finding = findings.sentences(name, rows)
+        page = tables.arrange(tables.read_cells(cells), layout, tidy.plan_of(name).measure())
         columns = tables.header(page, layout)
         caption = prefix.with_name(f"{name}.md").read_text(encoding="utf-8").strip().splitlines()[-1]
         if name == "osd_offline" and (loops := summary.looping(rows)):
@@ -126,11 +126,11 @@ def _section(table: Path, results: Path, config: Sequence[str], claims: Sequence
     common, varied = split_common([flatten(cell) for cell in facts])
     return {
         "id": name,
-        "paper": plan.paper if plan else "beyond",
-        "title": plan.title if plan else name,
-        "question": plan.question if plan else "",
+        "paper": plan.paper,
+        "title": plan.title,
+        "question": plan.question,
         "finding": finding,
-        "artefact": plan.artefact if plan else "",
+        "artefact": plan.artefact,
         "figure": _data_uri(figure) if figure.exists() else "",
         "size": _size(figure) if figure.exists() else (0, 0),
         "columns": columns,

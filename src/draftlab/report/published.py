@@ -55,8 +55,7 @@ class Estimand(Entry):
         """The rows that ``filters`` select; their keys ``table`` and ``measure`` override the table and the measure."""
         table, name = str(filters.get("table", self.table)), str(filters.get("measure", self.measure))
         where = {key: value for key, value in filters.items() if key not in ("table", "measure")}
-        plan = tidy.plan_of(table)
-        known = {} if plan is None else plan.stage_kind.measures
+        known = tidy.plan_of(table).stage_kind.measures if tidy.file_of(table).exists() else {}
         if name not in known:
             remedy = f"allowed: {', '.join(known)}" if known else "name an experiment of workflow/experiments"
             raise UserError(f"a rule asks {table} for {name!r}", file=FOLDER, remedy=remedy)

@@ -20,7 +20,7 @@ from draftlab.core.stats import Interval
 from draftlab.errors import UserError
 from draftlab.files.atomic import write_text
 from draftlab.files.tables import read_table
-from draftlab.plan import WORKFLOW, Layout
+from draftlab.plan import Layout
 from draftlab.report import tidy
 from draftlab.report.contrast import Contrast, Result, Selection, Tables, compute_each, digits_of
 from draftlab.report.figures.style import key_name, meaning, setting
@@ -42,8 +42,6 @@ PLACES = ("stream_index", "segment")
 def layout_of(experiment: str, table: pd.DataFrame) -> Layout:
     """The layout in the experiment's file, or a default: the last axis in columns, the other axes in rows."""
     plan, remedy = tidy.plan_of(experiment), "give its file a `layout`"
-    if plan is None:
-        raise _unknown(experiment)
     if plan.layout is not None:
         return plan.layout
     # A setting that is a list has a plural name, its column the singular: schemes, scheme.
@@ -57,21 +55,9 @@ def layout_of(experiment: str, table: pd.DataFrame) -> Layout:
         if key in table
     ]
     if table.duplicated(keys).any():
-        file = WORKFLOW / "experiments" / f"{experiment}.yaml"
-        raise UserError(f"{experiment}: several rows agree in {', '.join(keys)}", file=file, remedy=remedy)
+        what = f"{experiment}: several rows agree in {', '.join(keys)}"
+        raise UserError(what, file=tidy.file_of(experiment), remedy=remedy)
     return Layout(rows=axes[:-1] or axes, columns=axes[1:][-1:])
-
-
-def measure_of(experiment: str, name: str = "") -> Measure:
-    """The measure ``name`` of the experiment's stage, by default the one in the cells of its printed table."""
-    plan = tidy.plan_of(experiment)
-    if plan is None:
-        raise _unknown(experiment)
-    return plan.measure(name)
-
-
-def _unknown(experiment: str) -> UserError:
-    return UserError(f"no experiment named {experiment!r}", remedy="add its file to workflow/experiments")
 
 
 def write(
@@ -83,7 +69,7 @@ def write(
     """
     layout = layout_of(experiment, table)
     layout = layout.model_copy(update={"emulated": layout.emulated and scale in EMULATING and not own_target})
-    measure = measure_of(experiment)
+    measure = tidy.plan_of(experiment).measure()
     cells = summary(table, layout, measure, together=_is_pooled(experiment, table, layout))
     facts = caption(experiment, cells, layout, measure, tidy.resampled_name(table), scale)
     parts = filter(None, (finding, markdown(cells, layout, measure), facts))
@@ -98,9 +84,8 @@ def write(
 
 def _is_pooled(experiment: str, table: pd.DataFrame, layout: Layout) -> bool:
     """Whether a finding of the experiment pools all rows of its printed table."""
-    plan = tidy.plan_of(experiment)
     several = tidy.resampled_column(table) is not None and len(table[list(layout.rows)].drop_duplicates()) > 1
-    findings = plan.finding if plan and several else []
+    findings = tidy.plan_of(experiment).finding if several else []
     return any(not finding.apart and not {*finding.left, *finding.best} & {*layout.rows} for finding in findings)
 
 
@@ -178,10 +163,10 @@ def markdown(cells: pd.DataFrame, layout: Layout, measure: Measure) -> str:
 def latex(cells: pd.DataFrame, layout: Layout, measure: Measure) -> str:
     """The cells as a LaTeX table in the style of booktabs."""
     page = arrange(cells, layout, measure, lambda text: rf"\textbf{{{text}}}")
-    page.columns = [_escape(column) for column in header(page, layout)]
+    page.columns = [column.translate(TEX) for column in header(page, layout)]
     labels = len(layout.rows)
     for key in page.columns[:labels]:
-        page[key] = page[key].map(_escape)
+        page[key] = page[key].map(lambda label: label.translate(TEX))
     return page.to_latex(index=False, escape=False, column_format="l" * labels + "r" * (len(page.columns) - labels))
 
 
@@ -192,11 +177,7 @@ TEX = str.maketrans(
 MARKDOWN = str.maketrans(
     {"|": r"\|", "\\": r"\\", "<": "&lt;", ">": "&gt;", "`": r"\`", "[": r"\[", "\n": " ", "\r": " "}
 )
-
-
-def _escape(text: str) -> str:
-    """Escape a label for LaTeX, so that no name of a dataset or class is read as a command."""
-    return text.translate(TEX)
+"""No name of a dataset or class is read as a command of LaTeX, or as Markdown."""
 
 
 def _inert(label: object) -> object:

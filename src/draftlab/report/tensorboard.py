@@ -19,7 +19,8 @@ Point = tuple[str, int, float]
 
 def write(results: Path, out: Path) -> int:
     """Write the curves of a run as TensorBoard events (needs the package tensorboard): alpha along every stream."""
-    points = [point for path in tables_in(results).values() for point in curves(path)]
+    paths = [path for name, path in tables_in(results).items() if tidy.file_of(name).exists()]
+    points = [point for path in paths for point in curves(path)]
     if not points:
         raise UserError("no table with a stream", file=results, remedy="run osd_online first")
     try:
@@ -43,9 +44,7 @@ def curves(path: Path) -> Iterator[Point]:
     in_a_row = int(served["requests"].max()) if "requests" in served else 1
     for labels, series in served.groupby(_keys(path.stem, served), sort=False, dropna=False):
         ordered = series.sort_values("stream_index")
-        tag = "/".join(
-            [path.stem, *(str(label) for label in labels if label == label)]
-        )  # not every cell has every label
+        tag = "/".join([path.stem, *(str(label) for label in labels if label == label)])  # not every cell has each
         alpha = stats.moving_ratio(ordered["overlap"], ordered["visited"], max(WINDOW // in_a_row, 1))
         for record, value in zip(ordered["stream_index"], alpha.tolist(), strict=True):
             if value == value:  # a window in which nothing was drafted has no alpha
@@ -54,13 +53,10 @@ def curves(path: Path) -> Iterator[Point]:
 
 def _keys(experiment: str, rows: pd.DataFrame) -> list[str]:
     """The columns whose values tell the streams of a table apart: its labels, and those that its printed table compares."""
-    plan, varying = tidy.plan_of(experiment), list[str]()
-    if plan is not None:
-        stage, layout = plan.stage_kind, plan.layout
-        shown = [*layout.rows, *layout.columns] if layout else []
-        named = [
-            name for name in map(str, rows) if name not in stage.all_columns
-        ]  # by the experiment, not by its stage
-        named += [name for name in shown if name in stage.columns and stage.columns[name].kind is not float]
-        varying = [name for name in named if name in rows and rows[name].nunique(dropna=False) > 1]
+    stage, layout = tidy.plan_of(experiment).stage_kind, tidy.plan_of(experiment).layout
+    shown = [*layout.rows, *layout.columns] if layout else []
+    # What the experiment names, not its stage.
+    named = [name for name in map(str, rows) if name not in stage.all_columns]
+    named += [name for name in shown if name in stage.columns and stage.columns[name].kind is not float]
+    varying = [name for name in named if name in rows and rows[name].nunique(dropna=False) > 1]
     return [name for name in dict.fromkeys(["dataset", "group", *varying, "method", "seed"]) if name in rows]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from draftlab.core import stats
 from draftlab.errors import UserError
 from draftlab.files.tables import read_table, tables_in
 from draftlab.plan import WORKFLOW, Experiment, load_experiment
@@ -34,8 +35,7 @@ def no_column(error: KeyError, path: Path, experiment: str, rows: pd.DataFrame, 
         trace = trace.tb_next
     if trace is None or not trace.tb_frame.f_globals["__name__"].startswith("pandas."):
         return error
-    plan, present = plan_of(experiment), set(read_table(path))
-    written = plan.stage_kind.columns.items() if plan else ()
+    written, present = plan_of(experiment).stage_kind.columns.items(), set(read_table(path))
     lost = [name for name, column in written if not column.optional and name not in present]
     if any(repr(name) in str(error) for name in lost):
         remedy = "its stage writes one now: delete the table and run the experiment again; if it is published, `make publish`"
@@ -50,7 +50,9 @@ def tables_of(results: Path, experiments: Collection[str] = ()) -> dict[str, Pat
     **Raises:** ``UserError`` for a folder without tables.
     """
     paths = tables_in(results)
-    if paths := {name: paths[name] for name in paths if (name in experiments if experiments else plan_of(name))}:
+    if paths := {
+        name: paths[name] for name in paths if (name in experiments if experiments else file_of(name).exists())
+    }:
         return paths
     raise UserError("no tables here", file=results, remedy="run the experiments first")
 
@@ -58,17 +60,21 @@ def tables_of(results: Path, experiments: Collection[str] = ()) -> dict[str, Pat
 def derive(experiment: str, rows: pd.DataFrame) -> pd.DataFrame:
     """Add the derived columns of the experiment's stage to ``rows``, and apply the view that the experiment asks for, if any."""
     plan = plan_of(experiment)
-    if plan is None:
-        return rows
     rows = plan.stage_kind.derive(rows)
     return plan.stage_kind.views[plan.view](rows) if plan.view else rows
 
 
+def file_of(experiment: str) -> Path:
+    """The experiment's YAML file."""
+    return WORKFLOW / "experiments" / f"{experiment}.yaml"
+
+
 @functools.cache
-def plan_of(experiment: str) -> Experiment | None:
-    """The experiment's YAML file as an object; None if there is no such file."""
-    path = WORKFLOW / "experiments" / f"{experiment}.yaml"
-    return load_experiment(path) if path.exists() else None
+def plan_of(experiment: str) -> Experiment:
+    """The experiment's YAML file as an object."""
+    if not file_of(experiment).exists():
+        raise UserError(f"no experiment named {experiment!r}", remedy="add its file to workflow/experiments")
+    return load_experiment(file_of(experiment))
 
 
 UNITS = {"request_id": "requests", "stream_index": "requests", "block": "blocks"}
@@ -100,6 +106,12 @@ def resampled_ids(rows: pd.DataFrame) -> pd.Series:
     for key in APART:
         names = rows[key].astype(str) + "/" + names if key in rows else names
     return names
+
+
+def ratio_table(rows: pd.DataFrame, above: str, below: str | None, by: Sequence[str]) -> pd.DataFrame:
+    """The ratio of two columns, or the mean of ``above``, in each group of ``by``, resampled by the units of the table."""
+    rows = rows.assign(_one=1.0, _unit=resampled_ids(rows) if resampled_column(rows) else "")
+    return stats.ratio_table(rows, above, below or "_one", by, request="_unit")
 
 
 def in_window(rows: pd.DataFrame, start: float, end: float) -> pd.Series[bool]:

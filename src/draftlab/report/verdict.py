@@ -243,14 +243,9 @@ def commands(judged: Verdict, settings: VerdictSettings, folder: Path, draft: st
         export = ["draftlab", "gguf", "export", "--model", served, "--vocabulary-of", target]
         served = str(folder / "draft.gguf")
         steps.append([*export, "--out", served])
-    settle = [
-        "draftlab",
-        "emit",
-        *(["llama-cpp", "--lookup"] if looks_up else []),
-        "--draft-len",
-        str(promise.draft_len),
-    ]
-    settle += ["--target", target, "--draft", served, "--out", str(folder / "engines")]
+    settle = ["draftlab", "emit", *(["llama-cpp", "--lookup"] if looks_up else [])]
+    settle += ["--draft-len", str(promise.draft_len), "--target", target, "--draft", served]
+    settle += ["--out", str(folder / "engines")]
     settle += ["--confidence", f"{promise.threshold:g}"] if promise.threshold else []
     settle += ["--greedy"] if settings.temperature and option.proposal == "greedy" else []
     return _joined([*steps, settle], target, folder)

@@ -21,13 +21,13 @@ CONVERSATIONS = 10
 """The fewest conversations from which an interval is drawn."""
 
 
-def _weights(rows: pd.DataFrame, future: int = 0, seed: int = 0) -> Float64[np.ndarray, "draws requests"]:
+def _weights(rows: pd.DataFrame, future: int = 0) -> Float64[np.ndarray, "draws requests"]:
     """How often each request counts in each resample; the first row counts each once.
 
     With ``future``, about that many future requests are drawn from each resample. Requests of one ``conversation`` are drawn together, if
     there is such a column.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     unit = _conversation(rows)
     units = int(unit.max()) + 1
     drawn = rng.multinomial(units, np.full(units, 1 / units), DRAWS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ import pandas as pd
 import tyro
 
 from draftlab.errors import UserError
-from draftlab.files.atomic import atomic_path
+from draftlab.files.atomic import atomic_path, is_first_process
 from draftlab.files.cells import digests, write_cell
 from draftlab.files.digests import code_digest
 from draftlab.files.json_files import read_object, split_common, write_json
@@ -63,7 +62,7 @@ def run(stage: Stage, variants: Sequence[Variant], inputs: NoInputs, out: Path) 
         rows, facts = stage.run(variant.settings, inputs, bench) if is_only else _run_once(stage, variant, inputs, bench)
         frames.append((rows.assign(split=stage.split) if stage.split else rows).assign(**variant.labels))
         runs.append({**variant.labels, **facts})
-    if _is_first_process():
+    if is_first_process():
         table = _with_integers(stage, pd.concat(frames, ignore_index=True), variants)
         table = table[[name for name in IDENTITY if name in table] + [n for n in table if n not in IDENTITY]]
         check(stage, table, variants)
@@ -84,16 +83,11 @@ def _run_once(stage: Stage, variant: Variant, inputs: NoInputs, bench: Bench) ->
             bench.once("saved", lambda: None)
         return pd.read_parquet(table), facts
     rows, facts = stage.run(variant.settings, inputs, bench)
-    if _is_first_process():
+    if is_first_process():
         with atomic_path(table) as temporary:
             rows.to_parquet(temporary)
         write_json(record, facts | {"has_saved": "saved" in bench.kept})
     return rows, facts
-
-
-def _is_first_process() -> bool:
-    """Whether this process writes, out of several that were launched together. Needs no torch, which closed forms never load."""
-    return os.environ.get("RANK", "0") == "0"
 
 
 def _with_integers(stage: Stage, table: pd.DataFrame, variants: Sequence[Variant]) -> pd.DataFrame:

@@ -117,14 +117,18 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
         for contender, blocks in _count(filter(_is_replayed, group), texts, settings):
             yield contender, _replayed_rows(blocks, batch, settings.by_depth)
         for contender in itertools.filterfalse(_is_replayed, group):
-            yield contender, _live_rows(decode_live(contender, batch))
+            decoded = decode_live(contender, batch)
+            rows = decoded[["request_id", "blocks", "emitted", "accepted"]]
+            yield contender, rows.assign(depth=-1, all_blocks=rows["blocks"], judged=decoded["visited"])
 
     def rows_of_batch(_: int, dataset: str, batch: Sequence[Request]) -> pd.DataFrame:
         frames = []
         for group in _grouped(every, lambda contender: (contender.target_temperature, contender.top_k)):
             for contender, rows in tables(group, batch):
                 if settings.timed and contender.scheme != CEILING:
-                    costs = _costs(decode_live(contender, batch[: settings.timed]))
+                    timed = decode_live(contender, batch[: settings.timed])
+                    costs = timed[["request_id", *PARTS]]
+                    costs = costs.assign(timed_blocks=timed["blocks"], timed_emitted=timed["emitted"])
                     rows = rows.merge(costs, how="left", on="request_id")
                 frames.append(rows.assign(dataset=dataset, **vars(contender)))
         return pd.concat(frames, ignore_index=True)
@@ -196,15 +200,6 @@ def _replayed_rows(blocks: Blocks, batch: Sequence[Request], by_depth: bool) -> 
         return pd.DataFrame(places | columns | {"all_blocks": total.repeat(depths)})
     sums = {name: values.sum(1) for name, values in counts.items()}
     return pd.DataFrame({"request_id": numbers, "depth": -1, **sums, "all_blocks": total})
-
-
-def _live_rows(decoded: pd.DataFrame) -> pd.DataFrame:
-    rows = decoded[["request_id", "blocks", "emitted", "accepted"]]
-    return rows.assign(depth=-1, all_blocks=rows["blocks"], judged=decoded["visited"])
-
-
-def _costs(decoded: pd.DataFrame) -> pd.DataFrame:
-    return decoded[["request_id", *PARTS]].assign(timed_blocks=decoded["blocks"], timed_emitted=decoded["emitted"])
 
 
 def quantities(rows: pd.DataFrame) -> pd.DataFrame:

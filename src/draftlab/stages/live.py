@@ -243,14 +243,13 @@ def decode(
             generator=generator,
         )
     scale = (time.process_time() - cpu) / (time.perf_counter() - wall) if target.device.type == "cpu" else 1.0
-    parts = (decoded.draft_seconds, decoded.target_seconds, decoded.verify_seconds, decoded.transform_seconds)
-    return Decoded(decoded.traces, decoded.blocks, *(scale * seconds for seconds in parts))
+    return replace(decoded, **{name: scale * getattr(decoded, name) for name in PARTS})
 
 
 def rows_of(decoded: Decoded, batch: Sequence[Request], tokenizer: Tokenizer | None) -> Iterator[dict[str, float]]:
     """The counts and seconds of each request of a decoded batch; with a tokenizer, also the scores of its answer."""
-    parts = ("draft_seconds", "target_seconds", "verify_seconds", "transform_seconds")
-    seconds = {name.replace("verify", "select"): getattr(decoded, name) / len(batch) for name in parts}
+    parts = ("draft_seconds", "target_seconds", "select_seconds", "transform_seconds")
+    seconds = {name: getattr(decoded, name) / len(batch) for name in parts}
     for request, trace in zip(batch, decoded.traces, strict=True):
         counts = {name: sum(getattr(trace, name)) for name in ("drafted", "visited", "accepted", "emitted")}
         scores = score(tokenizer.decode(trace.answer_ids), request.reference) if tokenizer else {}

@@ -67,6 +67,7 @@ MEASURES = ALPHAS | {
 def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.DataFrame, Facts]:
     """Distil and measure one variant, and keep its draft in ``out/draft`` if it is the one to save."""
     from draftlab.engine.answers import loops
+    from draftlab.files.atomic import is_first_process
     from draftlab.train import parallel
     from draftlab.train.folders import Folders
     from draftlab.train.heads import coverage
@@ -85,7 +86,7 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     scene = Scene(draft, recorded, target, inputs.max_new_tokens, eos_ids, settings.sample_batch)
     rows, effort = distil(scene, held_out, settings, checkpoint=bench.out / f".{bench.number}.checkpoint.safetensors")
     is_wanted = bench.labels.get("method") == settings.save if settings.save else True
-    if is_wanted and parallel.is_first():
+    if is_wanted and is_first_process():
         bench.once("saved", lambda: folders.save(draft, settings.draft, bench.out / "draft"))
     looping = [loops(answer.answer_ids) for answer in held_out.answers]
     rows = rows.assign(

@@ -12,8 +12,7 @@ import torch
 from draftlab.engine.recording import TargetPass
 from draftlab.engine.replay import Walk, agree_along, walk
 from draftlab.engine.speculate import BlockTrace, speculate
-from draftlab.files.atomic import atomic_path
-from draftlab.train import parallel
+from draftlab.files.atomic import atomic_path, is_first_process
 from draftlab.train.learning import Effort, train
 from draftlab.train.settings import Offline
 from draftlab.train.sources import Scene
@@ -34,7 +33,7 @@ def distil(scene: Scene, held_out: TargetPass, settings: Offline, *, checkpoint:
     measured, effort = checkpoint.with_suffix(".csv"), Effort()
 
     def watch(step: int) -> None:
-        if step in due and parallel.is_first():
+        if step in due and is_first_process():
             earlier = pd.read_csv(measured) if step and measured.exists() else pd.DataFrame()
             earlier = earlier[earlier["epoch"] < step / per_epoch] if len(earlier) else earlier
             rows = _at(step / per_epoch, measure(scene, held_out, settings), effort, settings)
@@ -53,7 +52,7 @@ def distil(scene: Scene, held_out: TargetPass, settings: Offline, *, checkpoint:
         effort=effort,
     )
     rows = _at(float(settings.epochs), measure(scene, held_out, settings), effort, settings)
-    if due and parallel.is_first():
+    if due and is_first_process():
         rows = pd.concat([pd.read_csv(measured), rows], ignore_index=True)
         measured.unlink()
     return rows, effort

@@ -30,11 +30,6 @@ def start() -> None:
         _state()
 
 
-def is_first() -> bool:
-    """Whether this process writes files."""
-    return PROCESSES == 1 or bool(_state().is_main_process)
-
-
 def my_share(requests: Sequence[int]) -> Sequence[int]:
     """The requests of a batch for this process; none if there are more processes than requests."""
     return requests if PROCESSES == 1 else requests[_state().process_index :: PROCESSES]

@@ -6,7 +6,6 @@ A module's ``draw`` takes (table, scale, published, **options) and returns a mat
 from __future__ import annotations
 
 import importlib
-from pathlib import Path
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -14,26 +13,21 @@ from matplotlib.figure import Figure
 from draftlab import plan
 from draftlab.report import tidy
 from draftlab.report.figures import forms
-from draftlab.report.figures.style import finish, save
+from draftlab.report.figures.style import finish
 from draftlab.report.published import Published
 
 
 def figure(experiment: str, table: pd.DataFrame, scale: str, published: Published, title: str = "") -> Figure:
     """Draw the experiment's figure, or an overview of its table if none is designed, with ``title`` above it."""
-    experiment_plan = tidy.plan_of(experiment)
-    block = experiment_plan.figure if experiment_plan else None
+    known = tidy.plan_of(experiment)
+    block = known.figure
     if (module := plan.module_of(experiment, block)) in plan.DESIGNED:
         options = block.like.options if block and block.like else {}
         draw_module = importlib.import_module(f"draftlab.report.figures.{module}").draw
         drawn: Figure = draw_module(table, scale, published, **options)
-    elif experiment_plan is not None and block is not None:
-        drawn = forms.draw(table, scale, published, block, experiment_plan.stage_kind.measures)
+    elif block is not None:
+        drawn = forms.draw(table, scale, published, block, known.stage_kind.measures)
     else:
         drawn = forms.overview(experiment, table, scale)
     finish(drawn, title)
     return drawn
-
-
-def draw(experiment: str, table: pd.DataFrame, scale: str, published: Published, prefix: Path, title: str = "") -> None:
-    """Write ``prefix.pdf`` and ``prefix.png``; the same table gives the same bytes."""
-    save(figure(experiment, table, scale, published, title), prefix)

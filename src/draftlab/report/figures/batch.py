@@ -24,6 +24,7 @@ from draftlab.files.scratch import die_with_parent
 from draftlab.files.tables import table_bytes, tables_in
 from draftlab.report import figures, findings, published, tables, tidy
 from draftlab.report.contrast import select_rows
+from draftlab.report.figures.style import save
 
 SUFFIXES = (".pdf", ".png", ".md", ".tex", ".csv")
 
@@ -35,13 +36,12 @@ def draw(experiment: str, table: Path, scale: str, prefix: Path, *, own_target: 
     """
     rows = tidy.read(table, experiment)
     try:
-        finding = findings.sentences(experiment, rows, findings.findings_of(experiment))
+        finding = findings.sentences(experiment, rows)
         _check_figure(experiment, rows)
-        figures.draw(experiment, rows, scale, _published(), prefix, findings.takeaway(finding))
+        save(figures.figure(experiment, rows, scale, _published(), findings.takeaway(finding)), prefix)
         tables.write(experiment, rows, scale, prefix, finding, own_target=own_target)
     except KeyError as error:
-        known = tidy.plan_of(experiment)
-        module = plan.module_of(experiment, known.figure if known else None)
+        module = plan.module_of(experiment, tidy.plan_of(experiment).figure)
         asker = f"report/figures/{module}.py" if module in plan.DESIGNED else f"workflow/experiments/{experiment}.yaml"
         raise tidy.no_column(error, table, experiment, rows, asker) from None
     return finding
@@ -49,12 +49,11 @@ def draw(experiment: str, table: Path, scale: str, prefix: Path, *, own_target: 
 
 def _check_figure(experiment: str, rows: pd.DataFrame) -> None:
     """Check that the figure of the experiment's file selects rows, and has numbers along its x-axis."""
-    known = tidy.plan_of(experiment)
-    form = (known.figure.curves or known.figure.live) if known and known.figure else None
+    block, file = tidy.plan_of(experiment).figure, tidy.file_of(experiment)
+    form = (block.curves or block.live) if block else None
     if form is None:
         return
     chosen = select_rows(rows, getattr(form, "where", {}), experiment)
-    file = plan.WORKFLOW / "experiments" / f"{experiment}.yaml"
     if chosen.empty:
         raise UserError("figure: no row of the table is selected", file=file, remedy="change `where`, or leave it out")
     if form.x in chosen and not is_numeric_dtype(chosen[form.x]):
@@ -96,12 +95,12 @@ def _begin(parent: int) -> None:
 def _digest(experiment: str, table: Path, scale: str) -> str:
     """Digest of what a figure and its table depend on: the observations, the printed numbers, the experiment's file, its measures, and the code."""
     known = tidy.plan_of(experiment)
-    modules = [f"report.figures.{plan.module_of(experiment, known.figure if known else None)}", "report.figures.forms"]
-    modules += ["report.findings", *([f"stages.{known.stage}"] if known else [])]
+    figure = f"report.figures.{plan.module_of(experiment, known.figure)}"
+    modules = (figure, "report.figures.forms", "report.findings", f"stages.{known.stage}")
     code = plan.code_digest(*(f"draftlab.{module}" for module in modules))
     printed = [path.read_bytes() for path in sorted(published.FOLDER.glob("*.csv"))]
-    shown = known and known.shown
-    return hashlib.sha256(b"".join([table_bytes(table), *printed, f"{code} {scale} {shown}".encode()])).hexdigest()[:16]
+    text = f"{code} {scale} {known.shown}"
+    return hashlib.sha256(b"".join([table_bytes(table), *printed, text.encode()])).hexdigest()[:16]
 
 
 @functools.cache

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure
 
-from draftlab.core.stats import ratio_table
 from draftlab.report import tidy
-from draftlab.report.figures.style import GREY, Look, footer, legend, look, panels, points, seeds
+from draftlab.report.figures.style import GREY, Look, footer, legend, level, look, panels, points, seeds
 from draftlab.report.published import Published
 
 UNITS = {"seconds": "seconds", "gb": "bytes"}
@@ -19,26 +18,18 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     A busy server counts the cost of training, an idle server does not, because training fills its idle time.
     """
     figure, axes = panels(1, 2, height=2.0, sharey=True)
-    table = table.assign(_unit=tidy.resampled_ids(table))
     for ax, (unit, title) in zip(axes[0], UNITS.items(), strict=True):
         busy = table.assign(cost=table[f"serve_{unit}"] + table[f"update_{unit}"])
         idle = table.assign(cost=table[f"serve_{unit}"])
         for number, (load, rows) in enumerate({"busy server": busy, "idle server": idle}.items()):
-            ratios = ratio_table(rows, f"static_{unit}", "cost", ["contender", "update_interval"], request="_unit")
+            ratios = tidy.ratio_table(rows, f"static_{unit}", "cost", ["contender", "update_interval"])
             online = ratios[ratios["contender"] == "online"].sort_values("update_interval")
             style = look("online", 0)
             online_look = Look(f"online, {load}", style.colour, ("-", ":")[number], ("o", "s")[number])
             points(ax, online["update_interval"], online, online_look)
-            (larger,) = ratios[ratios["contender"] == "larger"].to_dict("records")
-            level = look("static_10", 0)
-            ax.axhline(
-                larger["estimate"],
-                color=level.colour,
-                linestyle=online_look.line,
-                linewidth=1,
-                label=f"larger static draft, {load}",
-            )
-            ax.axhspan(larger["ci_low"], larger["ci_high"], color=level.colour, alpha=0.12, linewidth=0)
+            (larger,) = tidy.records(ratios[ratios["contender"] == "larger"])
+            larger_look = Look(f"larger static draft, {load}", look("static_10", 0).colour, online_look.line)
+            level(ax, larger, larger_look, alpha=0.12, linewidth=1)
         ax.axhline(1, color=GREY, linewidth=0.6)
         ax.set(xscale="log", xlabel="requests per update", title=title)
         ax.set_xticks(online["update_interval"], online["update_interval"].astype(str), minor=False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure
 
-from draftlab.core import stats
 from draftlab.report import tidy
 from draftlab.report.figures.style import LOOKS, counted, footer, in_order, legend, look, panels, points
 from draftlab.report.published import Published
@@ -18,9 +17,9 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     """
     is_sinkhorn = table["scheme"] == "sinkhorn"
     named = table["scheme"].where(~is_sinkhorn, "Sinkhorn, sharpness " + table["sharpness"].map("{:g}".format))
-    table = table.assign(contender=named, _unit=tidy.resampled_ids(table))
+    table = table.assign(contender=named)
     keys = ["num_drafts", "contender", "iterations"]
-    shortfalls = stats.ratio_table(table, "shortfall_sum", "positions", keys, request="_unit")
+    shortfalls = tidy.ratio_table(table, "shortfall_sum", "positions", keys)
     sums = table.groupby(keys)[["seconds", "positions"]].sum()
     shortfalls["us"] = (
         1e6 * (sums["seconds"] / sums["positions"]).reindex(pd.MultiIndex.from_frame(shortfalls[keys])).to_numpy()

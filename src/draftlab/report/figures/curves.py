@@ -13,13 +13,13 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 from pandas.api.types import is_integer_dtype, is_string_dtype
 
-from draftlab.core import stats
 from draftlab.core.measure import Measure
 from draftlab.plan.figure import Curves, Live
 from draftlab.report import tidy
 from draftlab.report.contrast import select_rows
 from draftlab.report.figures.printed import draw_printed
 from draftlab.report.figures.style import (
+    EXACT,
     GREY,
     INK,
     LOOKS,
@@ -31,6 +31,7 @@ from draftlab.report.figures.style import (
     held,
     in_order,
     legend,
+    level,
     look,
     name,
     panels,
@@ -63,8 +64,6 @@ def curve_figure(
         table = table.assign(**{x: (table[x] / unit).round().astype(int)})
         xlabel = f"{xlabel}, {unit_name}"
     table = labelled(table, keys)
-    resampled = tidy.resampled_column(table)
-    table = table.assign(_one=1.0, _unit=tidy.resampled_ids(table) if resampled else "")
     shown = in_order(table[panel].tolist(), [] if panel == "group" else list(NAMES)) if panel else [None]
     rows_of = {value: table if panel is None else table[table[panel] == value] for value in shown}
     measures = form.quantities(stage_measures)
@@ -77,7 +76,7 @@ def curve_figure(
             ax.tick_params(labelbottom=False)
     n = pd.Series(dtype=int)
     for row, (ylabel, numerator, denominator) in enumerate(measures):
-        estimates = stats.ratio_table(table, numerator, denominator or "_one", keys, request="_unit")
+        estimates = tidy.ratio_table(table, numerator, denominator, keys)
         n = estimates["n"]
         for ax, value in zip(axes[row], shown, strict=True):
             panel_estimates = estimates if panel is None else estimates[estimates[panel] == value]
@@ -104,10 +103,11 @@ def curve_figure(
     shown_apart = {field for key in keys for field in (key, *fields_of(key))}
     several = "dataset" in table and "dataset" not in shown_apart and table["dataset"].nunique() > 1
     datasets = f" of {table['dataset'].nunique()} datasets" if several else ""
-    interval = f"{counted(n)} {tidy.resampled_name(table)}{datasets} per point, bars: 95 % bootstrap"
+    units = tidy.resampled_name(table)
+    interval = f"{counted(n)} {units}{datasets} per point, bars: 95 % bootstrap" if units else EXACT
     first = tidy.records(table.iloc[[0]])[0]
     facts = [*alone, *held(table, form.held), *(fact.format(**first) for fact in form.facts)]
-    footer(figure, scale, interval if resampled else "exact: no n, no interval", seeds(table), *facts)
+    footer(figure, scale, interval, seeds(table), *facts)
     return figure
 
 
@@ -155,10 +155,7 @@ def curves(ax: Axes, rows: pd.DataFrame, x: str, series: str | None, order: Sequ
         line = (rows if value is None else rows[rows[series] == value]).sort_values(x)
         style = look("ours" if value is None else value, order.index(value) if value in order else place)
         if several and len(line) == 1:
-            level = line.iloc[0]
-            ax.axhline(level["estimate"], **style.options(marker=""))
-            if np.isfinite(level["ci_low"]):
-                ax.axhspan(level["ci_low"], level["ci_high"], color=style.colour, alpha=0.15, linewidth=0)
+            level(ax, tidy.records(line)[0], style, alpha=0.15)
         else:
             points(ax, line[x] + apart * (place - (len(values) - 1) / 2), line, style)
 

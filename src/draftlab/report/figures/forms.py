@@ -17,7 +17,7 @@ from draftlab.report import tables, tidy
 from draftlab.report.figures.curves import curve_figure, live_figure
 from draftlab.report.figures.gaps import gap_figure
 from draftlab.report.figures.stream import stream_figure
-from draftlab.report.figures.style import counted, footer, legend, look, marks, panels, seeds, setting
+from draftlab.report.figures.style import EXACT, counted, footer, legend, look, marks, panels, seeds, setting
 from draftlab.report.published import Published
 
 
@@ -38,7 +38,7 @@ def draw(
 def overview(experiment: str, table: pd.DataFrame, scale: str) -> Figure:
     """Plot the cells of an experiment's printed table as marks with intervals, for experiments without a designed figure."""
     layout = tables.layout_of(experiment, table)
-    measure = tables.measure_of(experiment)
+    measure = tidy.plan_of(experiment).measure()
     cells = tables.summary(table, layout, measure)
     if cells.empty:
         remedy = "change `where` or `window` of the `layout` in its YAML file"
@@ -62,6 +62,6 @@ def overview(experiment: str, table: pd.DataFrame, scale: str) -> Figure:
     if len(series) > 1:
         legend(figure, [ax])
     units = tidy.resampled_name(table)
-    interval = f"{counted(cells['n'])} {units} per mark, bars: 95 % bootstrap" if units else "exact: no n, no interval"
+    interval = f"{counted(cells['n'])} {units} per mark, bars: 95 % bootstrap" if units else EXACT
     footer(figure, scale, interval, seeds(table), label if len(series) == 1 else "")
     return figure

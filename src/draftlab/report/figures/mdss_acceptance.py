@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from draftlab.core.stats import ratio_table
+from draftlab.report import tidy
 from draftlab.report.figures.style import counted, footer, in_order, legend, look, name, panels, points, seeds
 from draftlab.report.published import Published
 
@@ -18,10 +18,10 @@ SYNTHETIC = "synthetic"
 def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     """Plot the shortfall from the optimum above and acceptance below; first ours by draft temperature, then the printed datasets."""
     table = table[(table["dataset"] != SYNTHETIC) & ~table["scheme"].isin(PATHS)]
-    table = table.assign(unit=table["dataset"].astype(str) + "/" + table["request_id"].astype(str))
     keys = ["draft_temperature", "num_drafts", "scheme"]
-    accepted = ratio_table(table, "acceptance_sum", "positions", keys, request="unit")
-    short = ratio_table(table, "shortfall_sum", "positions", keys, request="unit")
+    short, accepted = (
+        tidy.ratio_table(table, f"{sums}_sum", "positions", keys) for sums in ("shortfall", "acceptance")
+    )
     temperatures = sorted(accepted["draft_temperature"].unique())
     printed = published.of("T2.acceptance")
     printed = pd.DataFrame(printed["settings"].tolist()).assign(

@@ -7,12 +7,11 @@ import itertools
 import pandas as pd
 from matplotlib.figure import Figure
 
-from draftlab.core.stats import ratio_table
 from draftlab.report.figures.curves import curves
 from draftlab.report.figures.printed import printed_points
-from draftlab.report.figures.style import LOOKS, counted, footer, in_order, legend, panels, seeds
+from draftlab.report.figures.style import LOOKS, counted, footer, in_order, legend, level, panels, seeds
 from draftlab.report.published import Published
-from draftlab.report.tidy import records
+from draftlab.report.tidy import ratio_table, records
 
 METRICS = {"rouge_l": ("xsum", "ROUGE-L, XSum"), "bleu": ("wmt16", "BLEU, WMT16")}
 PRINTED = {
@@ -41,8 +40,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
         )  # so that no interval hides another
         curves(ax, shifted, "draft_temperature", "scheme", list(LOOKS))
         for plain in records(_estimates(table[(table["dataset"] == dataset) & (table["scheme"] == "plain")], metric)):
-            ax.axhline(plain["estimate"], **LOOKS["plain"].options(marker=""))
-            ax.axhspan(plain["ci_low"], plain["ci_high"], color=LOOKS["plain"].colour, alpha=0.12, linewidth=0)
+            level(ax, plain, LOOKS["plain"], alpha=0.12)
         printed = published.of(claim)
         has_x = [x in settings for settings in printed["settings"]]
         printed_points(ax, printed[has_x], x, "scheme")
@@ -68,5 +66,4 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
 
 def _estimates(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
     """The mean score of each scheme at each draft temperature."""
-    scored = rows.dropna(subset=[metric]).assign(_one=1.0)
-    return ratio_table(scored, metric, "_one", ["scheme", "draft_temperature"])
+    return ratio_table(rows.dropna(subset=[metric]), metric, None, ["scheme", "draft_temperature"])

@@ -8,9 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from draftlab.core import theory
-from draftlab.core.stats import ratio_table
 from draftlab.report.figures.style import BLUE, GREY, INK, RED, Look, footer, legend, name, panels, points, seeds
 from draftlab.report.published import Published
+from draftlab.report.tidy import ratio_table
 
 MEASURED, EQ1, REFINED = (
     Look("measured", BLUE, "", "o"),
@@ -25,7 +25,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     """Plot a panel per draft length and one per printed pair: measured, Eq. 1, and Eq. 1 with the measured cost of a block."""
     lengths = sorted(table["draft_len"].unique())
     figure, axes = panels(1, len(lengths) + len(PAIRS), height=2.0, sharey=True)
-    speedups = ratio_table(table, "plain", "speculative", ["draft_len", "alpha"], request="block")
+    speedups = ratio_table(table, "plain", "speculative", ["draft_len", "alpha"])
     for ax, length in zip(axes[0], lengths, strict=False):
         rows = speedups[speedups["draft_len"] == length].sort_values("alpha")
         points(ax, rows["alpha"], rows, MEASURED)

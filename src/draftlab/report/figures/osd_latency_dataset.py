@@ -5,7 +5,6 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure
 
-from draftlab.core.stats import ratio_table
 from draftlab.report.figures.style import (
     COLUMN,
     GREY,
@@ -24,6 +23,7 @@ from draftlab.report.figures.style import (
     seeds,
 )
 from draftlab.report.published import Published
+from draftlab.report.tidy import ratio_table
 
 PLAIN, AGAIN = "none", "none_again"
 KEYS = ["dataset", "contender"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure
 
-from draftlab.core.stats import ratio_table
 from draftlab.report import tidy
 from draftlab.report.figures.style import (
     BLUE,
@@ -55,7 +54,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     datasets = in_order(table["dataset"].tolist(), list(DATASETS))
     figure, axes = panels(1, 2, height=0.5 + 0.16 * len(ways) * len(datasets), sharey=True)
     for ax, ((above, below), label) in zip(axes[0], MEASURES.items(), strict=True):
-        estimates = ratio_table(table, above, below, keys, request="block")
+        estimates = tidy.ratio_table(table, above, below, keys)
         for row in tidy.records(estimates):
             dataset, contender, way, temperature = (row[key] for key in keys)
             y = datasets.index(dataset) * (len(ways) + 1) + ways.index(way)

@@ -41,7 +41,8 @@ def stream_figure(table: pd.DataFrame, scale: str, published: Published, form: S
         for printed in form.printed:
             draw_printed(axes[1, column], published, printed, rows, length=form.lengths.get(str(value), 0))
         if has_printed:
-            _label_in_thousands(axes[1, column])
+            axes[1, column].locator_params(axis="x", nbins=4)
+            axes[1, column].xaxis.set_major_formatter(_in_thousands)  # printed streams are long
         axes[-1, column].set_xlabel("requests")
     axes[0, 0].set(ylabel="alpha, ours" if has_printed else "alpha", ylim=(0, 1), xlim=(0, None))
     if has_printed:
@@ -150,7 +151,5 @@ def _write_at_top(ax: Axes, text: str, x: float, side: str) -> None:
     )
 
 
-def _label_in_thousands(ax: Axes) -> None:
-    """Label the ticks of ``x`` in thousands, because printed streams are long."""
-    ax.locator_params(axis="x", nbins=4)
-    ax.xaxis.set_major_formatter(lambda value, _: f"{value / 1000:g}k" if value else "0")
+def _in_thousands(value: float, _: int | None) -> str:
+    return f"{value / 1000:g}k" if value else "0"

@@ -31,6 +31,7 @@ COLUMN = 3.4
 DPI = 200
 COLOURS = 128
 HELD = "\N{NO-BREAK SPACE}"
+EXACT = "exact: no n, no interval"
 TITLE: dict[str, Any] = {"size": 9}  # not bold: each font in a PDF costs a third of a second
 
 mpl.rcParams.update(mpl.rc_params_from_file(Path(__file__).with_suffix(".mplstyle"), use_default_template=False))
@@ -177,6 +178,13 @@ def _errors(rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
     """The estimates, and how far their intervals extend below and above them; 0 without an interval."""
     estimate, low, high = (rows[column].to_numpy(float) for column in ("estimate", "ci_low", "ci_high"))
     return estimate, np.nan_to_num(np.clip(np.stack([estimate - low, high - estimate]), 0, None))
+
+
+def level(ax: Axes, row: Mapping[str, Any], style: Look, alpha: float, **options: Any) -> None:
+    """Draw an estimate that does not vary along ``x`` as a horizontal line, with its interval as a band."""
+    ax.axhline(row["estimate"], **style.options(marker="", **options))
+    if np.isfinite(row["ci_low"]):
+        ax.axhspan(row["ci_low"], row["ci_high"], color=style.colour, alpha=alpha, linewidth=0)
 
 
 def diamonds(ax: Axes, x: ArrayLike, y: ArrayLike, label: str | None = "printed", **options: Any) -> None:
