@@ -71,6 +71,16 @@ def test_of_selects_by_setting(known):
     assert known.of("T2.speedup_by_alpha", alpha=0.5)["value"].tolist() == [1.28, 0.95]
 
 
+def test_the_largest_value_is_asked_for_where_an_entry_says_so(known):
+    """A mean over many rows would hide the error of one."""
+    rules = [claim.rule for claim in known.claims.values() if claim.rule and claim.rule.largest]
+    sides = [part for statement in known.statements.values() for part in statement.comparisons if part.largest]
+    assert rules
+    assert sides
+    assert all(rule.measured({}).left.largest for rule in rules)
+    assert all(part.contrast.left.largest for part in sides)
+
+
 @pytest.mark.parametrize(
     ("file", "old", "new", "message"),
     [
