@@ -12,7 +12,8 @@ from jaxtyping import Float64
 
 import benchmarks
 from draftlab.files.tables import read_table
-from draftlab.serving.forecast import SLOPE, Curve, fit
+from draftlab.serving.forecast import SLOPE, Curve, fit, twice
+from draftlab.serving.speedup import range_of, ratio_draws
 
 SHARE = 0.2
 LEARNING = ("online", "online_warm", "online_all", "all", "block_end")
@@ -87,28 +88,61 @@ def table(folders: Sequence[Path]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def as_markdown(frame: pd.DataFrame) -> str:
-    """Write the page of errors by table."""
-    head = ["table", "streams forecast", "streams refused", "mean absolute error"]
+def distilled(folders: Sequence[Path]) -> pd.DataFrame:
+    """Compare drafts distilled on the most requests with the forecast from half as many, and from a quarter of those.
+
+    Where no draft learnt from a quarter, the forecast is from half. ``ratio``: the last gain of the log-odds over the mean gain by a doubling
+    before it.
+    """
     rows = []
-    for name, streams in [*frame.groupby("table", sort=False), ("all", frame)]:
-        known = streams[streams["refused"] == ""]
-        error = (known["forecast"] - known["measured"]).abs().mean()
-        inside = ((known["low"] <= known["measured"]) & (known["measured"] <= known["high"])).sum()
-        refused = len(streams) - len(known)
-        rows.append([name, len(known), refused, f"{error:.3f}", f"{inside} of {len(known)}"])
+    for data in folders:
+        curves = read_table(data / "beyond_compute_matched.csv.gz").groupby(["dataset", "draft", "seed"])
+        for labels, curve in curves:
+            of = {n: ratio_draws(drafts, "accepted", "visited") for n, drafts in curve.groupby("requests")}
+            most = max(of)
+            half = most // 2
+            fewer = half // 4 if half // 4 in of else half // 2
+            doublings = float(np.log2(half / fewer))
+            forecast = range_of(of[half] + twice(of[fewer], of[half], doublings))
+            odds = {n: np.log(of[n][0] / (1 - of[n][0])) for n in (fewer, half, most)}
+            row = {"table": f"{data.parent.name}: beyond_compute_matched", "draft": " ".join(map(str, labels))}
+            row |= {"requests": most, "measured": of[most][0], "refused": ""}
+            row |= {"forecast": forecast.estimate, "low": forecast.low, "high": forecast.high}
+            rows.append(row | {"ratio": (odds[most] - odds[half]) * doublings / (odds[half] - odds[fewer])})
+    return pd.DataFrame(rows)
+
+
+def as_markdown(frame: pd.DataFrame, curves: pd.DataFrame) -> str:
+    """Write the page of errors by table."""
+    spread = np.sqrt((np.log(curves["ratio"]) ** 2).mean())
     return (
         "# Forecasts compared with recorded streams\n\nEach stream's first fifth is used to forecast the acceptance of its last tenth. How fast "
         "acceptance grows is expected from whole streams of other datasets; no stream helps to forecast its own.\n\n"
-        + benchmarks.markdown_table([*head, "measured value inside the 95 % interval"], rows)
+        f"{_errors(frame, 'streams')}\n## Drafts that are distilled once\n\nThe acceptance of a draft is forecast from drafts distilled on half "
+        "of its requests, and on a quarter of those (at `smollm2` on half of those). The last gain of the log-odds is the mean gain by a doubling "
+        f"before it times a factor, whose logarithm has a root mean square of {spread:.2f} here.\n\n{_errors(curves, 'drafts')}"
     )
 
 
+def _errors(frame: pd.DataFrame, of: str) -> str:
+    """The table of errors."""
+    head = ["table", f"{of} forecast", f"{of} refused", "mean absolute error"]
+    rows = []
+    for name, part in [*frame.groupby("table", sort=False), ("all", frame)]:
+        known = part[part["refused"] == ""]
+        error = (known["forecast"] - known["measured"]).abs().mean()
+        inside = ((known["low"] <= known["measured"]) & (known["measured"] <= known["high"])).sum()
+        refused = len(part) - len(known)
+        rows.append([name, len(known), refused, f"{error:.3f}", f"{inside} of {len(known)}"])
+    return benchmarks.markdown_table([*head, "measured value inside the 95 % interval"], rows)
+
+
 def main(*, data: tuple[Path, ...], out: Path) -> None:
-    """Write how well the verdict's forecasts agree with recorded streams; DATA: folders with the published tables of scales."""
-    frame = table(data)
-    benchmarks.write(frame, as_markdown(frame), out)
-    print(as_markdown(frame), end="")
+    """Write how well the verdict's forecasts agree with recorded streams and drafts; DATA: folders with the published tables of scales."""
+    frame, curves = table(data), distilled(data)
+    page = as_markdown(frame, curves)
+    benchmarks.write(pd.concat([frame, curves]), page, out)
+    print(page, end="")
 
 
 if __name__ == "__main__":

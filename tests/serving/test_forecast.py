@@ -48,8 +48,12 @@ def test_neighbours_summed_give_the_same_curve():
 
 
 def test_recorded_streams_end_where_their_first_fifth_says():
-    found = forecasts.table([ROOT / "paper_figures/laptop/data", ROOT / "paper_figures/smollm2/data"])
-    assert (ROOT / "docs/forecast_validation.md").read_text() == forecasts.as_markdown(found)
+    data = [ROOT / "paper_figures/laptop/data", ROOT / "paper_figures/smollm2/data"]
+    found, drafts = forecasts.table(data), forecasts.distilled(data)
+    assert (ROOT / "docs/forecast_validation.md").read_text() == forecasts.as_markdown(found, drafts)
+    assert len(drafts) >= 20
+    assert (drafts["forecast"] - drafts["measured"]).abs().mean() <= 0.03
+    assert ((drafts["low"] <= drafts["measured"]) & (drafts["measured"] <= drafts["high"])).mean() >= 0.90
     found = found[~found["table"].str.contains("stream_length")]
     given = found[found["refused"] == ""]
     assert len(given) >= 12

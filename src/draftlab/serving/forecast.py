@@ -26,8 +26,8 @@ MISFIT = 5.5
 FURTHEST = 10
 """A forecast extends at most to this many times the requests seen."""
 DOUBLING = 0.5
-"""How far the next gain by a doubling lies from the mean one before it: the standard deviation of the logarithm of their ratio, on the curves of
-drafts that were distilled again on fewer requests, at scale laptop and on SmolLM2. No other curve has checked it."""
+"""How far the next gain of the log-odds by a doubling lies from the mean one before it: the root mean square of the logarithm of their ratio.
+`python -m benchmarks.forecasts` gives that of the published drafts that were distilled on fewer and more requests."""
 
 
 @dataclass(frozen=True)
