@@ -58,8 +58,10 @@ def run(stage: Stage, variants: Sequence[Variant], inputs: NoInputs, out: Path) 
         parts = open_parts(out / ".parts", f"{variants!r} {inputs!r} {digests(out, **reads)} {code}")
     for number, variant in enumerate(variants):
         bench = Bench(out, variant.labels, number, kept, parts)
-        is_only = len(variants) == 1
-        rows, facts = stage.run(variant.settings, inputs, bench) if is_only else _run_once(stage, variant, inputs, bench)
+        if len(variants) == 1:
+            rows, facts = stage.run(variant.settings, inputs, bench)
+        else:
+            rows, facts = _run_once(stage, variant, inputs, bench)
         frames.append((rows.assign(split=stage.split) if stage.split else rows).assign(**variant.labels))
         runs.append({**variant.labels, **facts})
     if is_first_process():
