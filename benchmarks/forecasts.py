@@ -98,14 +98,17 @@ def distilled(folders: Sequence[Path]) -> pd.DataFrame:
     for data in folders:
         curves = read_table(data / "beyond_compute_matched.csv.gz").groupby(["dataset", "draft", "seed"])
         for labels, curve in curves:
-            of = {n: ratio_draws(drafts, "accepted", "visited") for n, drafts in curve.groupby("requests")}
+            of = {int(str(n)): ratio_draws(drafts, "accepted", "visited") for n, drafts in curve.groupby("requests")}
             most = max(of)
             half = most // 2
             fewer = half // 4 if half // 4 in of else half // 2
             doublings = float(np.log2(half / fewer))
             forecast = range_of(of[half] + twice(of[fewer], of[half], doublings))
             odds = {n: np.log(of[n][0] / (1 - of[n][0])) for n in (fewer, half, most)}
-            row = {"table": f"{data.parent.name}: beyond_compute_matched", "draft": " ".join(map(str, labels))}
+            row: dict[str, object] = {
+                "table": f"{data.parent.name}: beyond_compute_matched",
+                "draft": " ".join(map(str, labels)),
+            }
             row |= {"requests": most, "measured": of[most][0], "refused": ""}
             row |= {"forecast": forecast.estimate, "low": forecast.low, "high": forecast.high}
             rows.append(row | {"ratio": (odds[most] - odds[half]) * doublings / (odds[half] - odds[fewer])})
