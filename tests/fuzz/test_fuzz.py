@@ -211,7 +211,7 @@ BINARY: dict[str, tuple[str, Callable[[Path], object]]] = {
     "distributions": ("answers/toy.eval/distributions.safetensors", lambda file: load_pass(file.parent)),
     "pass.json": ("answers/toy.eval/pass.json", lambda file: load_pass(file.parent)),
     "answers": ("answers/toy.eval/answers.jsonl", lambda file: load_pass(file.parent)),
-    "gguf": ("model.gguf", read_header),
+    "gguf": ("model.gguf", lambda file: ends_well(lambda: read_header(file)) or load_tokenizer(file)),
 }
 
 

@@ -6,6 +6,7 @@ import functools
 import os
 import re
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from draftlab.errors import UserError
+from draftlab.files import gguf_header
 from draftlab.files.gguf_header import read_header
 from draftlab.files.json_files import read_object
 from draftlab.files.weights import parameter_count
@@ -147,7 +149,9 @@ def test_a_made_folder_keeps_the_file_its_tokenizer_and_its_template(tmp_path: P
     file = gguf_of(network("llama", True), tmp_path / "toy")
     hub.copy_model(str(file), tmp_path / "made")
     assert (tmp_path / "made" / ORIGINAL).resolve() == file.resolve()
-    assert read_object(tmp_path / "made" / "config.json")["draftlab_made_of"]["file"] == "toy.gguf"
+    made = read_object(tmp_path / "made" / "config.json")
+    assert made["draftlab_made_of"]["file"] == "toy.gguf"
+    assert (made["bos_token_id"], made["eos_token_id"], made["pad_token_id"]) == (1, 2, 0)
     assert parameter_count(tmp_path / "made") == parameter_count(file)
     hub.copy_tokenizer(str(file), tmp_path)
     for name in (file, tmp_path / "made", tmp_path):
@@ -210,7 +214,39 @@ def test_sizes_that_are_no_sizes_are_one_line(tmp_path: Path) -> None:
     heads = entry(b"llama.attention.head_count", 4, struct.pack("<I", 8))
     assert file.read_bytes().count(heads) == 1
     file.write_bytes(file.read_bytes().replace(heads, heads[:-4] + bytes(4)))
-    assert "not a whole GGUF file" in refused(file)
+    assert "llama.attention.head_count: Input should be greater than 0" in refused(file)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "what"),
+    [
+        ("llama.block_count", 2**32 - 1, "less than or equal to 1024"),
+        ("llama.context_length", "x", "a valid integer"),
+        ("llama.attention.layer_norm_rms_epsilon", float("nan"), "a finite number"),
+        ("tokenizer.ggml.tokens", None, "its tokenizer has no tokens"),
+        ("tokenizer.ggml.tokens", [1], "a valid string"),
+        ("tokenizer.ggml.token_type", [1], "another number of token_type"),
+        ("tokenizer.ggml.merges", None, "its tokenizer has no merges"),
+        ("tokenizer.ggml.merges", ["no such"], "no tokenizer: "),
+        ("tokenizer.ggml.bos_token_id", 2**31, "its bos_token_id is 2147483648, but it has"),
+        ("tokenizer.ggml.eos_token_id", [], "a valid integer"),
+        ("tokenizer.ggml.model", "llama", "its tokenizer has no scores"),
+        ("tokenizer.chat_template", 1, "a valid string"),
+    ],
+)
+def test_metadata_of_another_kind_is_one_line(
+    key: str, value: object, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, parse = gguf_of(network("llama", True), tmp_path / "toy"), gguf_header._parse
+
+    def damaged(*args: Any) -> gguf_header.Header:
+        header = parse(*args)
+        metadata = {name: other for name, other in header.metadata.items() if name != key}
+        return replace(header, metadata=metadata if value is None else metadata | {key: value})
+
+    monkeypatch.setattr(gguf_header, "_parse", damaged)
+    with pytest.raises(UserError, match=what):
+        load_tokenizer(file)
 
 
 @pytest.mark.slow

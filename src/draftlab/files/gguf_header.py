@@ -10,9 +10,10 @@ import mmap
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import gguf
+from pydantic import Field, TypeAdapter, ValidationError
 
 from draftlab.errors import UserError
 
@@ -30,6 +31,25 @@ NORMS = ("attn_norm", "ffn_norm")
 
 FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 TEXT, ARRAY = 8, 9
+
+Size = Annotated[int, Field(gt=0, le=1 << 24)]
+Depth = Annotated[int, Field(gt=0, le=1 << 10)]
+Id = Annotated[int, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+KINDS: dict[str, Any] = {
+    **dict.fromkeys(("context_length", "embedding_length", "feed_forward_length"), Size),
+    **dict.fromkeys((f"attention.{name}" for name in ("head_count", "head_count_kv", "key_length")), Size),
+    "block_count": Depth,
+    **dict.fromkeys(("attention.layer_norm_rms_epsilon", "rope.freq_base"), Positive),
+    **dict.fromkeys((f"tokenizer.ggml.{name}" for name in ("model", "pre")), str),
+    **dict.fromkeys((f"tokenizer.ggml.{name}" for name in ("tokens", "merges")), list[str]),
+    "tokenizer.ggml.token_type": list[int],
+    "tokenizer.ggml.scores": list[float],
+    **dict.fromkeys((f"tokenizer.ggml.{name}_token_id" for name in ("bos", "eos", "eot", "unknown", "padding")), Id),
+    **dict.fromkeys((f"tokenizer.ggml.{name}" for name in ("add_bos_token", "add_space_prefix")), bool),
+    **dict.fromkeys(("tokenizer.chat_template", "tokenizer.chat_template.tool_use"), str),
+}
+"""What the values are that this package reads; the keys of a model's sizes begin with its architecture in the file."""
 
 
 @dataclass(frozen=True)
@@ -177,6 +197,7 @@ def _check(header: Header) -> None:
 
     if header.architecture not in ARCHITECTURES:
         raise refuse(f"architecture {header.architecture!r} cannot be read from a GGUF file")
+    _check_kinds(header)
     try:
         config = header.shape
     except KeyError as key:
@@ -210,3 +231,26 @@ def _check(header: Header) -> None:
         raise refuse(f"its tokenizer ({cut if kind == 'gpt2' else kind}) is not one of llama, {', '.join(SPLITS)}")
     if "tokenizer.ggml.eos_token_id" not in header.metadata:
         raise refuse("it does not say which token ends an answer")
+    needed = ("tokens", "scores" if kind == "llama" else "merges")
+    if absent := [name for name in needed if f"tokenizer.ggml.{name}" not in header.metadata]:
+        raise refuse(f"its tokenizer has no {absent[0]}")
+    count = len(header.metadata["tokenizer.ggml.tokens"])
+    for name in ("token_type", "scores"):
+        if len(header.metadata.get(f"tokenizer.ggml.{name}", range(count))) != count:
+            raise refuse(f"its tokenizer has {count} tokens, but another number of {name}")
+    for name in ("bos", "eos", "eot", "unknown"):
+        token = header.metadata.get(f"tokenizer.ggml.{name}_token_id", 0)
+        if token >= count:
+            raise refuse(f"its {name}_token_id is {token}, but it has {count} tokens")
+
+
+def _check_kinds(header: Header) -> None:
+    """``UserError`` for a value of another kind than its key has."""
+    for key, kind in KINDS.items():
+        name = key if key.startswith("tokenizer.") else f"{header.architecture}.{key}"
+        if name in header.metadata:
+            try:
+                TypeAdapter(kind).validate_python(header.metadata[name], strict=True)
+            except ValidationError as error:
+                what = f"{name}: {error.errors()[0]['msg']}"
+                raise UserError(what, file=header.path, remedy="fetch or export it again") from None

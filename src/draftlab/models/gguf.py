@@ -271,7 +271,7 @@ def _copy_vocabulary(writer: gguf.GGUFWriter, file: Path, size: int) -> None:
 def _add_vocabulary(writer: gguf.GGUFWriter, folder: Path, config: dict[str, Any], with_text: bool) -> None:
     path, size = folder / "tokenizer.json", config["vocab_size"]
     tokenizer = _read_tokenizer(path) if with_text or path.exists() else None
-    for name in ("bos", "eos", "pad"):
+    for name, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
         token = config.get(f"{name}_token_id")
         token = token[0] if isinstance(token, list) else token
         if token is None:
@@ -279,7 +279,7 @@ def _add_vocabulary(writer: gguf.GGUFWriter, folder: Path, config: dict[str, Any
         if not 0 <= token < size:
             what = f"{name}_token_id is {token}, but the vocabulary has {size} tokens"
             raise UserError(what, file=folder, remedy="repair config.json")
-        writer.add_uint32(f"tokenizer.ggml.{name}_token_id", token)
+        writer.add_uint32(f"tokenizer.ggml.{key}_token_id", token)
     if tokenizer is not None:
         writer.add_string(VOCABULARY_KEY, vocabulary_digest(tokenizer))
     if not with_text or tokenizer is None:

@@ -21,7 +21,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers, processors
 from tokenizers import models as bpe
 
-from draftlab.errors import UserError
+from draftlab.errors import UserError, first_line
 from draftlab.files.atomic import atomic_dir
 from draftlab.files.digests import sha256
 from draftlab.files.gguf_header import BIASES, read_header
@@ -127,16 +127,16 @@ def read_tokenizer(path: Path | str) -> Tokenizer:
     header = read_header(path)
     metadata, config = header.metadata, config_of(header)
     tokens: list[str] = metadata["tokenizer.ggml.tokens"]
-    kinds: list[int] = metadata.get("tokenizer.ggml.token_type") or [gguf.TokenType.NORMAL] * len(tokens)
+    kinds: list[int] = metadata.get("tokenizer.ggml.token_type", [gguf.TokenType.NORMAL] * len(tokens))
     is_byte_level = metadata["tokenizer.ggml.model"] == "gpt2"
     split = metadata.get("tokenizer.ggml.pre", "gpt-2")
     vocabulary = {token: index for index, token in enumerate(tokens) if kinds[index] != UNUSED}
     if is_byte_level:
         merges = [tuple(line.split(" ", 1)) for line in metadata["tokenizer.ggml.merges"]]
-        backend = tokenizers.Tokenizer(bpe.BPE(vocabulary, merges, ignore_merges=split == "llama-bpe"))
+        backend = _backend(header.path, vocabulary, merges, ignore_merges=split == "llama-bpe")
         backend.pre_tokenizer, backend.decoder = SPLITS[split](), decoders.ByteLevel()
     else:
-        backend = _sentencepiece_bpe(tokens, vocabulary, metadata)
+        backend = _sentencepiece_bpe(header.path, tokens, vocabulary, metadata)
     for kind in (CONTROL, USER_DEFINED):
         names = [token for token, other in zip(tokens, kinds, strict=True) if other == kind]
         added = [AddedToken(name, special=kind == CONTROL, normalized=False) for name in names]
@@ -152,8 +152,15 @@ def read_tokenizer(path: Path | str) -> Tokenizer:
     return Tokenizer(backend, eos_ids, metadata.get("tokenizer.chat_template"), *texts, tool_template)
 
 
+def _backend(path: Path, vocabulary: dict[str, int], merges: Sequence[Any], **options: Any) -> tokenizers.Tokenizer:
+    try:
+        return tokenizers.Tokenizer(bpe.BPE(vocabulary, merges, **options))
+    except Exception as error:  # the tokenizers library raises bare Exception
+        raise UserError(f"no tokenizer: {first_line(error)}", file=path, remedy="fetch or export it again") from None
+
+
 def _sentencepiece_bpe(
-    tokens: Sequence[str], vocabulary: dict[str, int], metadata: dict[str, Any]
+    path: Path, tokens: Sequence[str], vocabulary: dict[str, int], metadata: dict[str, Any]
 ) -> tokenizers.Tokenizer:
     """SentencePiece's BPE: of all neighbouring pieces, the pair whose union has the best score is merged first."""
     scores = metadata["tokenizer.ggml.scores"]
@@ -165,7 +172,7 @@ def _sentencepiece_bpe(
     ]
     merges = [(tokens[index][:at], tokens[index][at:]) for _, index, at in sorted(pairs)]
     unknown = tokens[metadata.get("tokenizer.ggml.unknown_token_id", 0)]
-    backend = tokenizers.Tokenizer(bpe.BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
+    backend = _backend(path, vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
     prefixed = metadata.get("tokenizer.ggml.add_space_prefix", True)
     steps = [normalizers.Prepend("▁")] * prefixed + [normalizers.Replace(" ", "▁")]
     backend.normalizer = normalizers.Sequence(steps)
