@@ -326,7 +326,7 @@ def test_the_time_of_turning_logits_into_distributions_is_apart(monkeypatch: pyt
     monkeypatch.setattr("draftlab.engine.speculate.clock_of", lambda *given: lambda: now[0])
     decoded = decode(sampling=Sampling(1.0))
     assert decoded.transform_seconds == decoded.blocks
-    assert decoded.draft_seconds == decoded.target_seconds == decoded.verify_seconds == 0
+    assert decoded.draft_seconds == decoded.target_seconds == decoded.select_seconds == 0
 
 
 class Counting:
