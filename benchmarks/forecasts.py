@@ -122,7 +122,7 @@ def as_markdown(frame: pd.DataFrame, curves: pd.DataFrame) -> str:
         "# Forecasts compared with recorded streams\n\nEach stream's first fifth is used to forecast the acceptance of its last tenth. How fast "
         "acceptance grows is expected from whole streams of other datasets; no stream helps to forecast its own.\n\n"
         f"{_errors(frame, 'streams')}\n## Drafts that are distilled once\n\nThe acceptance of a draft is forecast from drafts distilled on half "
-        "of its requests, and on a quarter of those (at `smollm2` on half of those). The last gain of the log-odds is the mean gain by a doubling "
+        "of its requests, and on a quarter of those (or on half of those, where no draft learnt from a quarter). The last gain of the log-odds is the mean gain by a doubling "
         f"before it times a factor, whose logarithm has a root mean square of {spread:.2f} here.\n\n{_errors(curves, 'drafts')}"
     )
 
