@@ -26,9 +26,22 @@ def test_the_record_says_shared_settings_once_and_of_each_run_what_is_its_own(tm
     assert {"draftlab", "code", "inputs", "machine"} <= set(record)
 
 
-def test_a_cell_file_that_is_not_whole_says_what_to_do(tmp_path):
-    write_json(tmp_path / "cell.json", {"stage": "region"})
-    with pytest.raises(UserError, match=r"cell\.json: no 'variants' in it \(run the workflow again"):
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        ({"stage": "region"}, "no 'variants' in it"),
+        (
+            {
+                "stage": "region",
+                "variants": [{"labels": {}, "settings": {"num_drafts": [2], "points": 3, "of_old": 1}}],
+            },
+            "of_old: Extra inputs",
+        ),
+    ],
+)
+def test_a_cell_file_that_is_not_whole_or_old_says_what_to_do(tmp_path, content, fault):
+    write_json(tmp_path / "cell.json", content)
+    with pytest.raises(UserError, match=rf"cell\.json: {fault}.*\(run the workflow again"):
         _cell.run_file(tmp_path / "cell.json")
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 import tyro
+from pydantic import ValidationError
 
 from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_path, is_first_process
@@ -35,10 +36,13 @@ def run_file(cell: tyro.conf.Positional[Path]) -> None:
             for variant in content["variants"]
         ]
         inputs = stage.inputs.model_validate(content["inputs"])
-    except KeyError as error:
-        raise UserError(
-            f"no {error} in it", file=cell, remedy="run the workflow again: it rewrites this file"
-        ) from None
+    except (KeyError, ValidationError) as error:
+        if isinstance(error, KeyError):
+            what = f"no {error} in it"
+        else:
+            first = error.errors()[0]
+            what = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        raise UserError(what, file=cell, remedy="run the workflow again: it rewrites this file") from None
     run(stage, variants, inputs, cell.parent)
 
 
