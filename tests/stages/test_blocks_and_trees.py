@@ -180,6 +180,9 @@ def test_blocks_are_drafted_by_the_draft_that_another_experiment_distilled() -> 
     (inputs,) = (run.inputs("mdss_drafts", name) for name in run.cells("mdss_drafts"))
     assert inputs.draft == Path(f"{cell}/draft")
     assert f"{cell}/rows.csv" in map(str, run.reads("mdss_drafts", "all")), "its table, beside which the draft lies"
+    run = plan.load_run({"scale": "smollm2", "experiments": "mdss_acceptance"}, WORKFLOW)
+    pairs = [f"results/smollm2/main/pairs/{name}.distilled.safetensors" for name in ("gsm8k", "spider")]
+    assert run.reads("mdss_acceptance", "all") == pairs
 
 
 DRAFTED = {name: value for name, value in COMMON.items() if name != "past_end"}

@@ -137,7 +137,7 @@ def test_recorded_pairs_stop_at_the_number_asked_for_and_are_read_as_written(pai
     assert torch.bincount(pairs["toy"].request).tolist() == [4, 4, 4, 4, 2]
     assert pairs["toy"].token.tolist() == [7, 9, 11, 2] * 4 + [7, 9]
     pairs["toy"].save(tmp_path / "toy.safetensors")
-    read = recorded.load_all(tmp_path, ["toy"], 5, synthetic_seed=0)
+    read = recorded.load_all({"toy": tmp_path / "toy.safetensors"}, 5, synthetic_seed=0)
     assert list(read) == ["toy", "synthetic"]
     torch.testing.assert_close(read["toy"].draft_logits, pairs["toy"].draft_logits[:5], rtol=0, atol=0)
     assert read["toy"].is_text
@@ -147,7 +147,7 @@ def test_recorded_pairs_stop_at_the_number_asked_for_and_are_read_as_written(pai
 def test_a_file_that_holds_no_pairs_is_refused(tmp_path):
     (tmp_path / "toy.safetensors").write_bytes(b"no")
     with pytest.raises(UserError, match=r"toy\.safetensors: cannot read recorded pairs"):
-        recorded.load_all(tmp_path, ["toy"], 5, synthetic_seed=None)
+        recorded.load_all({"toy": tmp_path / "toy.safetensors"}, 5, synthetic_seed=None)
 
 
 def test_no_scheme_beats_the_optimum_and_single_does_not_see_more_drafts(pairs, tmp_path):

@@ -35,14 +35,16 @@ def run(checkout, rules, *targets):
     return [(checkout / target).read_text() for target in targets]
 
 
-def test_a_template_is_that_of_all_who_read_prompts(checkout):
+def test_a_template_is_that_of_all_who_read_prompts_and_pairs_may_be_of_a_distilled_draft(checkout):
     words = ["-n", "-p", "--config", "scale=smoke", "name=smoke", "template=plain", "--"]
-    said = snakemake(
-        checkout, *words, *(f"results/smoke/{name}.csv" for name in ("mdss_drafts", "mdss_acceptance", "osd_online"))
-    )
+    tables = [f"results/smoke/{name}.csv" for name in ("mdss_drafts", "mdss_acceptance", "osd_online")]
+    distilled = "results/smoke/main/pairs/spider.distilled.safetensors"
+    said = snakemake(checkout, *words, *tables, distilled)
     commands = re.findall(r"draftlab (pretrain target|pretrain draft|record-pairs|answer) (.*?) --out", said, re.S)
     assert len({verb for verb, _ in commands}) == 4
     assert all("--template plain" in words for _, words in commands)
+    (words,) = (words for words in said.split("draftlab record-pairs ") if distilled in words)
+    assert "--draft results/smoke/cells/osd_offline/spider/draft " in words, "the draft that osd_offline distilled on it"
 
 
 def test_a_figure_of_your_own_target_does_not_say_that_it_is_padded(checkout):

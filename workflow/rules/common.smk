@@ -116,6 +116,13 @@ def split_prompts(wildcards):
     return f"results/{wildcards.run}/data/{wildcards.dataset}/{file}.jsonl"
 
 
+def recorded_draft(wildcards):
+    """The draft whose logits are recorded: the pair's, or the one that osd_offline distilled on this dataset."""
+    if wildcards.distilled:
+        return RUN.places.other_cell("osd_offline", wildcards.dataset) / "draft"
+    return RUN.places.model("draft", wildcards.pair)
+
+
 def every(pattern):
     """The pattern filled in for each experiment of this run."""
     return [pattern.format(experiment=name) for name in RUN.experiments]

@@ -3,7 +3,7 @@
 Required: results/{run}/data/{dataset}/{prompts,eval}.jsonl
 Steps: tokenizer - target - draft - answer, pairs
 Outputs: results/{run}/{pair}/models/{tokenizer,target,draft}/, results/{run}/{pair}/answers/{dataset}.{split}/,
-results/{run}/{pair}/pairs/{dataset}.safetensors
+results/{run}/{pair}/pairs/{dataset}[.distilled].safetensors
 """
 
 
@@ -198,13 +198,15 @@ rule pairs:
     input:
         prompts="results/{run}/data/{dataset}/eval.jsonl",
         target="results/{run}/{pair}/models/target/config.json",
-        draft="results/{run}/{pair}/models/draft/config.json",
+        draft=lambda wildcards: plan.made_with(recorded_draft(wildcards)),
     output:
-        pairs="results/{run}/{pair}/pairs/{dataset}.safetensors",
-        made_of="results/{run}/{pair}/pairs/{dataset}.json",
+        pairs="results/{run}/{pair}/pairs/{dataset}{distilled}.safetensors",
+        made_of="results/{run}/{pair}/pairs/{dataset}{distilled}.json",
     log:
-        "results/{run}/logs/{pair}/pairs/{dataset}.log",
-    priority: longest_first("{wildcards.pair}/pairs/{wildcards.dataset}")
+        "results/{run}/logs/{pair}/pairs/{dataset}{distilled}.log",
+    wildcard_constraints:
+        distilled=r"(\.distilled)?",
+    priority: longest_first("{wildcards.pair}/pairs/{wildcards.dataset}{wildcards.distilled}")
     conda:
         "../../envs/cpu.yaml"
     threads: threads_of("pairs")
@@ -216,11 +218,11 @@ rule pairs:
         positions=DATA.pairs,
         seed=DATA.seed,
         target=subpath(input.target, parent=True),
-        draft=subpath(input.draft, parent=True),
+        draft=recorded_draft,
         gpus=on_gpus,
         code=code("engine.recorded_pairs"),
     message:
-        "Record target and draft logits: {wildcards.pair} {wildcards.dataset}"
+        "Record target and draft logits: {wildcards.pair} {wildcards.dataset}{wildcards.distilled}"
     shell:
         r"""
         {params.gpus} draftlab record-pairs {params.settings:q} {params.server:q} \

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,9 +71,9 @@ def load_pairs(path: Path) -> Pairs:
         raise UserError(f"cannot read recorded pairs: {error}", file=path, remedy="record them again") from None
 
 
-def load_all(folder: Path, datasets: Sequence[str], positions: int, synthetic_seed: int | None) -> dict[str, Pairs]:
-    """The first ``positions`` pairs of every dataset, and of the synthetic family if a seed for it is given."""
-    pairs = {name: load_pairs(folder / f"{name}.safetensors") for name in datasets}
+def load_all(files: Mapping[str, Path], positions: int, synthetic_seed: int | None) -> dict[str, Pairs]:
+    """The first ``positions`` pairs of every file, by its dataset, and of the synthetic family if a seed for it is given."""
+    pairs = {name: load_pairs(path) for name, path in files.items()}
     if synthetic_seed is not None:
         pairs["synthetic"] = synthetic(synthetic_seed)
     return {name: recorded.first(positions) for name, recorded in pairs.items()}

@@ -7,7 +7,7 @@ from draftlab.plan.config import RunConfig, check_names, content_of_model, conte
 from draftlab.plan.experiment import Experiment, Finding, Layout, load_experiment
 from draftlab.plan.figure import DESIGNED, Figure, module_of
 from draftlab.plan.grids import settings_error
-from draftlab.plan.run import Run, load_run
+from draftlab.plan.run import Run, load_run, made_with
 from draftlab.plan.scale import Scale
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "flags",
     "load_experiment",
     "load_run",
+    "made_with",
     "module_of",
     "only_looks",
     "settings_error",

@@ -182,14 +182,18 @@ class Run(Settings):
         models = files.pop("models", [])
         paths = [path for kind in files.values() for path in kind]
         if not self.settings.by_architecture:
-            # A draft that another cell distilled exists when the table of that cell does.
-            paths += [path.parent / "rows.csv" if "cells" in path.parts else path / "config.json" for path in models]
+            paths += map(made_with, models)
         return list(map(str, paths))
 
     def cell_file(self, experiment: str, cell: str) -> dict[str, Any]:
         """The content of a cell's file: everything that its job needs."""
         stage = self.at_scale[experiment].stage_kind
         return cell_file(stage, experiment, cell, self.cells(experiment)[cell], self.inputs(experiment, cell))
+
+
+def made_with(model: Path) -> Path:
+    """The file that exists once a model does; for a draft that a cell distilled, the table of that cell."""
+    return model.parent / "rows.csv" if "cells" in model.parts else model / "config.json"
 
 
 def load_run(config: Mapping[str, Any], workflow: Path) -> Run:

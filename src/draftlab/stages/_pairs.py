@@ -20,13 +20,14 @@ if TYPE_CHECKING:
 class OnPairs(Settings):
     """Settings of experiments on recorded probability pairs. If ``datasets`` is empty or names none of the pair's, all of the pair's are used.
 
-    ``positions`` is the most positions used of each dataset. ``top_k`` 0 keeps every token; ``synthetic`` adds the family of model-like
-    distributions.
+    ``distilled`` uses for each dataset the draft that ``osd_offline`` distilled on it. ``positions`` is the most positions used of each
+    dataset. ``top_k`` 0 keeps every token; ``synthetic`` adds the family of model-like distributions.
     """
 
     pair: str = "multidraft"
     datasets: list[Dataset] = []
     synthetic: bool = False
+    distilled: bool = False
     positions: int = Field(gt=0, default=1_000_000)
     top_k: int = Field(ge=0, default=0)
     top_p: TopP = 1.0
@@ -49,7 +50,7 @@ class PairsRow:
 
 
 class RecordedPairs(NoInputs):
-    """The folder of recorded logits of target and draft."""
+    """The folder of recorded logits of target and draft; those of a distilled draft end in ``.distilled``."""
 
     pairs: Path
 
@@ -58,12 +59,16 @@ class RecordedPairs(NoInputs):
         return cls(pairs=places.distributions(variants[0].pair))
 
     def reads(self, variants: Sequence[Any]) -> Files:
-        names = dict.fromkeys(name for settings in variants for name in settings.datasets)
-        return {"pairs": [self.pairs / f"{name}.safetensors" for name in names]}
+        return {"pairs": list(dict.fromkeys(path for settings in variants for path in self._files(settings).values()))}
 
     def load(self, settings: OnPairs) -> dict[str, Pairs]:
         """The pairs of every dataset of the settings, and those of the synthetic family if it is asked for."""
         from draftlab.engine.recorded_pairs import load_all
 
         synthetic = settings.seed if settings.synthetic else None
-        return load_all(self.pairs, settings.datasets, settings.positions, synthetic)
+        return load_all(self._files(settings), settings.positions, synthetic)
+
+    def _files(self, settings: OnPairs) -> dict[str, Path]:
+        """The file of each dataset."""
+        drafted = ".distilled" if settings.distilled else ""
+        return {name: self.pairs / f"{name}{drafted}.safetensors" for name in settings.datasets}
