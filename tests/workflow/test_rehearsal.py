@@ -70,8 +70,9 @@ def test_a_rehearsal_serves_the_same_classifier_each_time() -> None:
 
 
 CLIENT = """
-import json, os, sys
+import json, os, sys, time
 from pathlib import Path
+time.sleep = lambda seconds: None                       # waits between attempts
 from draftlab.errors import UserError
 from draftlab.models.hub import copy_model
 from huggingface_hub import constants
