@@ -289,6 +289,11 @@ def test_times_of_many_tokens_are_used() -> None:
     assert [costs.step(n, 0, 1, 0) for n in (16_384, 24_576, 32_768)] == pytest.approx([20, 60, 100])
 
 
+def test_beyond_the_known_numbers_of_tokens_the_slope_is_that_of_the_second_half() -> None:
+    costs = Costs(tokens={1: 1.0, 64: 10.0, 127: 11.5, 128: 12.0})
+    assert costs.step(256, 0, 1, 0) == pytest.approx(12 + 128 * (12 - 10) / 64)
+
+
 # --- real servers ----------------------------------------------------------------------------------------------------
 
 
@@ -327,7 +332,8 @@ def test_attention_is_found_again_from_times_made_of_it(tmp_path: Path) -> None:
 
 
 def test_attention_differs_where_prompts_are_read() -> None:
-    costs = Costs(tokens={1: 1.0}, decode=Attention(fixed=1.0), mixed=Attention(fixed=3.0, per_token=0.5))
+    costs = Costs(tokens={1: 1.0}, decode=Attention(fixed=1.0), mixed=Attention(fixed=3.0, per_token=0.5, per_mix=0.25))
     assert costs.step(2, 2, 2, 0.0) == 2.0
     assert costs.step(4, 1, 0, 0.0, chunk=4) == 6.0
+    assert costs.step(6, 3, 2, 0.0, chunk=4) == 8.0
     assert costs.scaled(2).step(4, 1, 0, 0.0, chunk=4) == 12.0

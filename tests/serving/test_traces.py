@@ -236,6 +236,11 @@ def test_a_draft_that_costs_nothing_is_said_and_gives_no_settings_for_a_draft_mo
     assert emit.from_load(tmp_path / "paid.json", 512)
 
 
+def test_a_draft_may_have_a_profile_of_its_own() -> None:
+    found = load._profile(settings(draft_ratio=None, draft_profile="h100-llama-2-7b"))
+    assert found.draft == found.target
+
+
 def test_few_requests_say_not_yet_known(tmp_path: Path) -> None:
     found = load.run(settings(requests=29), tmp_path / "out", lambda _: None)
     assert load.lines(found)[0].startswith("not yet known")
