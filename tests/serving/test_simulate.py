@@ -210,10 +210,10 @@ def test_alpha_of_length_inverts_the_block_length() -> None:
 
 
 def test_the_speedup_without_a_queue_is_the_papers_formula() -> None:
-    """A lone request: ``E[block] / (k c + 1)`` with c = 0.1."""
-    profile = machine(draft=Costs(tokens={1: 1.0}))
+    """A lone request: ``E[block] / (k c + 1 + p)`` with c = 0.1, and p = 0.2 around the models in a block."""
+    profile = machine(draft=Costs(tokens={1: 1.0}), per_block=2.0)
     lengths = load.best_lengths(profile, from_alpha(0.8), [4])
-    assert_allclose(lengths["speedup"].iloc[0], expected_block_length(0.8, 4) / 1.4)
+    assert_allclose(lengths["speedup"].iloc[0], expected_block_length(0.8, 4) / 1.6)
 
 
 def test_the_best_length_falls_where_reading_more_costs_more() -> None:
@@ -292,6 +292,7 @@ def test_times_of_many_tokens_are_used() -> None:
 def test_beyond_the_known_numbers_of_tokens_the_slope_is_that_of_the_second_half() -> None:
     costs = Costs(tokens={1: 1.0, 64: 10.0, 127: 11.5, 128: 12.0})
     assert costs.step(256, 0, 1, 0) == pytest.approx(12 + 128 * (12 - 10) / 64)
+    assert Costs(tokens={1: 1.0, 10: 10.0}).step(20, 0, 1, 0) == pytest.approx(20)
 
 
 # --- real servers ----------------------------------------------------------------------------------------------------
