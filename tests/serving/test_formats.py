@@ -336,7 +336,8 @@ vllm:spec_decode_num_draft_tokens_total{engine="0",model_name="m"} 2000.0
 vllm:spec_decode_num_accepted_tokens_total{engine="0",model_name="m"} 900.0
 # TYPE vllm:spec_decode_num_accepted_tokens_per_pos_total counter
 vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="0"} 600.0
-vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="1"} 300.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="1"} 100.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="1",position="1"} 200.0
 """
 
 
