@@ -233,6 +233,18 @@ def test_emit_writes_what_fits_and_refuses_what_was_asked_and_does_not(
     assert not (tmp_path / "other").exists()
 
 
+def test_the_flags_of_the_verb_reach_the_settings(tmp_path: Path) -> None:
+    out, given = tmp_path / "out", {"draft_len": 2, "target": "T.gguf", "draft": "D.gguf"}
+    for greedy, method in ((True, "greedy"), (False, "probabilistic")):
+        emit.emit(("vllm",), **given, greedy=greedy, out=out)
+        assert json.loads((out / "vllm.json").read_text())["draft_sample_method"] == method
+    emit.emit(("llama-cpp",), **given, confidence=0.4, lookup=True, out=out)
+    words = shlex.split((out / "llama_server.sh").read_text())
+    flags = dict(itertools.pairwise(words))
+    assert flags["--spec-draft-p-min"] == "0.4"
+    assert flags["--spec-type"] == "ngram-simple,draft-simple"
+
+
 def test_a_folder_with_other_files_is_not_replaced(tmp_path: Path) -> None:
     pair, out = Deployment("T", "D", 4), tmp_path / "out"
     emit.write(pair, (), out)
