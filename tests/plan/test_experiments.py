@@ -561,11 +561,16 @@ def test_the_digest_sees_code_and_not_comments(tmp_path, monkeypatch):
     (package / "loss.py~").write_text("a backup")
     assert digest(code) == before
     assert digest("def f(x):\n    return x + 2\n") != before
+    for block in ("def f():", "if a: b\nelse:", "try: b\nexcept E:", "try: b\nfinally:", "match a:\n  case 1:"):
+        importing = f"{block}\n    from draftlab import loss\n"
+        assert digest(code, importing) != digest("def f(x):\n    return x + 2\n", importing), block
     (package / "loss").mkdir()
-    (package / "loss/one.yaml").write_text("1")  # as the profiles of draftlab.serving.profiles
-    first = digest(code)
-    (package / "loss/one.yaml").write_text("2")
-    assert len({before, first, digest(code)}) == 3
+    seen = {before}
+    for name in ("loss/one.yaml", "loss.yaml", "loss.mplstyle"):  # as the profiles of draftlab.serving.profiles
+        for text in "12":
+            (package / name).write_text(text)
+            seen.add(digest(code))
+    assert len(seen) == 7
 
 
 def test_a_columns_meaning_and_a_measure_are_no_code_and_a_columns_kind_is(tmp_path, monkeypatch):
@@ -586,6 +591,7 @@ def test_a_columns_meaning_and_a_measure_are_no_code_and_a_columns_kind_is(tmp_p
     assert digest('"""Mark the targets', '"""Mark all targets') == before
     assert digest("    q2: float", "    q2: int") != before
     assert digest("1 - 1e-9", "1 - 1e-8") != before
+    assert digest('"k_seq", "specinfer"', '"specinfer", "k_seq"') != before, "a constant of the stage"
 
 
 def test_a_columns_meaning_is_no_code_in_whatever_class_it_stands(monkeypatch):

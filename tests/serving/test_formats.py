@@ -272,7 +272,10 @@ def test_prompt_lookup_comes_first_where_an_engine_can(tmp_path: Path) -> None:
         emit.write(pair, ("vllm",), tmp_path / "vllm")
     alone = dict(itertools.pairwise(emit.lookup_command("T.gguf", 3)))
     assert (alone["--spec-type"], alone["--spec-ngram-simple-size-m"]) == ("ngram-simple", "3")
-    assert emit.lookup_command("T", 3)[:3] == ["vllm", "serve", "T"]
+    *words, config = emit.lookup_command("T", 3)
+    assert words == ["vllm", "serve", "T", "--speculative-config"]
+    lengths = {"prompt_lookup_min": 2, "prompt_lookup_max": 2}
+    assert json.loads(config) == {"method": "ngram", "num_speculative_tokens": 3, **lengths}
 
 
 def test_a_simulation_without_answer_or_gain_gives_no_settings(tmp_path: Path) -> None:
