@@ -590,6 +590,7 @@ def test_a_columns_meaning_and_a_measure_are_no_code_and_a_columns_kind_is(tmp_p
     assert digest('"share of the targets', '"the share of the targets') == before
     assert digest('"""Mark the targets', '"""Mark all targets') == before
     assert digest("    q2: float", "    q2: int") != before
+    assert digest('"second probability of the target")', '"second probability of the target", whole=True)') != before
     assert digest("1 - 1e-9", "1 - 1e-8") != before
     assert digest('"k_seq", "specinfer"', '"specinfer", "k_seq"') != before, "a constant of the stage"
 
