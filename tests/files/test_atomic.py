@@ -144,3 +144,11 @@ def test_other_errors_pass_unchanged(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), atomic_path(tmp_path / "out"):
         _ = 1 / 0
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_linked_file_keeps_its_mode(tmp_path: Path) -> None:
+    """It is another folder's too, such as the hub's cache."""
+    (tmp_path / "theirs").touch(0o400)
+    with atomic_dir(tmp_path / "out") as folder:
+        os.link(tmp_path / "theirs", folder / "linked")
+    assert (tmp_path / "theirs").stat().st_mode & 0o777 == 0o400
