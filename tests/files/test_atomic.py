@@ -156,5 +156,5 @@ def test_a_linked_file_keeps_its_mode(tmp_path: Path) -> None:
 
 def test_what_does_not_fit_is_refused_before_it_is_written(tmp_path: Path) -> None:
     for opened in (atomic_path, atomic_dir):
-        with pytest.raises(UserError, match="No space left .* 1,000,000,000,000"), opened(tmp_path / "out", 10**18):
+        with pytest.raises(UserError, match=r"No space left .* 1,000,000,000,000"), opened(tmp_path / "out", 10**18):
             pytest.fail("it was begun")
