@@ -124,6 +124,11 @@ def test_reasons(name: str, row: Any, reason: str) -> None:
          "    x = 1\n    return x"),
         ("humaneval", {"prompt": "def f():\n", "canonical_solution": "  \n"}, "def f():\n", None),
         ("mbpp", {"prompt": "p", "code": "c"}, "p", "c"),
+        ("cnn_dailymail", {"article": "d", "highlights": "s"}, "summarize: d", "s"),
+        ("xsum", {"document": "d", "summary": "s"}, "summarize: d", "s"),
+        ("mgsm", {"question": "q", "answer": "Step 1", "answer_number": "12"}, "q", "12"),
+        ("starcoder", {"content": " ".join(map(str, range(160)))}, " ".join(map(str, range(100, 150))),
+         " ".join(map(str, range(150, 160)))),
         ("wmt16", {"translation": {"en": "yes", "de": "ja"}}, "translate English to German: yes", "ja"),
         ("dolly", {"instruction": "i", "context": "c", "response": "r"}, "i\nc", "r"),
         ("mt_bench", {"turns": ["one", "two"], "reference": ["r"]}, "one", "r"),
@@ -154,6 +159,10 @@ def test_labels_come_along() -> None:
     conversation = [{"role": "user", "content": "u"}]
     row = {"conversation_a": conversation, "language": "English", "tstamp": 5.0, "model": "m", "topic": None}
     assert CLEANERS["arena"](row).meta == {"turns": 1, "language": "English", "time": 5.0, "model": "m"}
+    assert CLEANERS["arena_hard"]({"prompt": "p", "cluster": "c", "language": "English"}).meta == {
+        "topic": "c",
+        "language": "English",
+    }
     never = {"conversation": conversation, "tstamp": float("nan"), "language": "\ud800"}
     assert CLEANERS["arena"](never).meta == {"turns": 1}
     with pytest.raises(BadRow):
