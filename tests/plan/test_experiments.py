@@ -16,6 +16,7 @@ from draftlab.errors import UserError
 from draftlab.files import digests, registries
 from draftlab.files.tables import tables_in
 from draftlab.plan.experiment import PROFILES
+from draftlab.plan.scale import Size
 from draftlab.stages import STAGES, acceptance
 from draftlab.train import sources
 from tests.pair import small_llama
@@ -536,6 +537,13 @@ def test_flags_round_trip_lists_and_leave_none_out():
     assert words[words.index("--num-drafts") :][:3] == ["--num-drafts", "2", "4"]
     assert "--first-temperature" not in words
     assert words[-2:] == ["--pairs", "p q"]
+
+
+def test_a_scales_file_overrides_the_sizes_of_an_experiments_own():
+    file = WORKFLOW / "experiments/mdss_acceptance.yaml"
+    size = Size(fixed={"positions": 7, "top_k": 3})
+    sized = plan.load_experiment(file).at("laptop", size, file).scales["laptop"]
+    assert sized.fixed == {"positions": 7, "top_k": 3}
 
 
 def test_the_digest_sees_code_and_not_comments(tmp_path, monkeypatch):
