@@ -546,6 +546,14 @@ def test_a_scales_file_overrides_the_sizes_of_an_experiments_own():
     assert sized.fixed == {"positions": 7, "top_k": 3}
 
 
+def test_a_choice_of_an_axis_overrides_what_is_fixed():
+    experiment = plan.load_experiment(WORKFLOW / "experiments/mdss_acceptance.yaml")
+    compared = experiment.model_copy(update={"axes": {"kept": {"one": {"top_k": 1}, "as_fixed": {"positions": 9}}}})
+    cells = compared.cells("laptop")
+    found = [(variant.settings.top_k, variant.settings.positions) for [variant] in cells.values()]
+    assert found == [(1, 600), (5, 9)]
+
+
 def test_the_digest_sees_code_and_not_comments(tmp_path, monkeypatch):
     package = tmp_path / "draftlab_probe"
 
