@@ -91,6 +91,7 @@ def test_a_damaged_row(name: str, cleaner: Cleaner, data: st.DataObject) -> None
         ("starcoder", {"content": "word " * 150}, "no more than 150 words"),
         ("wmt16", {"translation": "Hallo"}, "translation is str, not an object"),
         ("oasst", {"text": "yes", "parent_id": "a"}, "a reply"),
+        ("oasst", {"text": "t", "role": "assistant"}, "a reply"),
         ("sharegpt", {"conversations": [{"from": "gpt", "value": "hi"}]}, "no user turn"),
         ("sharegpt", {"conversations": [{"from": "robot", "value": "hi"}]}, "unknown role"),
         ("sharegpt", {"id": "1"}, "the conversation is NoneType, not a list"),
@@ -149,6 +150,15 @@ def test_prompts(name: str, row: Any, text: str, reference: str | None) -> None:
     found = outcome(name, CLEANERS[name], row)
     assert isinstance(found, Prompt)
     assert (found.text, found.reference) == (text, reference)
+
+
+def test_the_length_of_a_prompt_is_that_of_its_conversation() -> None:
+    said = [{"role": role, "content": text} for role, text in (("user", "x" * 90), ("assistant", "y"), ("user", "z"))]
+    for most, kind in ((90, Rejection), (200, Prompt)):
+        [found] = cleaners.clean(
+            "prompts", "train", [RawRow("f", 1, {"messages": said})], cleaner=CLEANERS["prompts"], max_chars=most
+        )
+        assert isinstance(found, kind)
 
 
 def test_osd_leaves_the_input_out() -> None:
