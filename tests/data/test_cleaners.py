@@ -173,6 +173,10 @@ def test_labels_come_along() -> None:
         "topic": "c",
         "language": "English",
     }
+    assert CLEANERS["prompts"]({"messages": conversation, "language": "English"}).meta == {
+        "turns": 1,
+        "language": "English",
+    }
     never = {"conversation": conversation, "tstamp": float("nan"), "language": "\ud800"}
     assert CLEANERS["arena"](never).meta == {"turns": 1}
     with pytest.raises(BadRow):

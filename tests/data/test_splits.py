@@ -46,7 +46,7 @@ QUESTIONS = st.lists(st.sampled_from([*"abcdefghij", ""]), max_size=30)
 
 
 @settings(max_examples=60, deadline=None)
-@given(train=QUESTIONS, evaluation=QUESTIONS, n=st.integers(0, 12), seed=st.integers(0, 3))
+@given(train=QUESTIONS, evaluation=st.just([]) | QUESTIONS, n=st.integers(0, 12), seed=st.integers(0, 3))
 def test_clean_splits_account_for_every_row(
     tmp_path_factory: pytest.TempPathFactory, train: list[str], evaluation: list[str], n: int, seed: int
 ) -> None:
@@ -184,6 +184,12 @@ def test_osd_reads_ten_thousand_rows(tmp_path: Path) -> None:
     summary = splits.make("gsm8k", rows, tmp_path, Options(profile="osd_repo_2024"))
     assert summary["counts"]["train"]["read"] == summary["counts"]["eval"]["read"] == 10_000
     assert len(made(tmp_path)[1]) == 200
+
+
+def test_clean_reads_all_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(splits, "OSD_LIMIT", 3)
+    summary = splits.make("gsm8k", Rows(list("abcdef"), list("uvwxyz")), tmp_path, Options())
+    assert (summary["counts"]["train"]["kept"], summary["counts"]["eval"]["kept"]) == (6, 6)
 
 
 def test_stop_at_a_bad_row_writes_nothing(tmp_path: Path) -> None:
