@@ -133,6 +133,17 @@ def test_a_conversation_is_on_one_side(tmp_path: Path) -> None:
     assert (counts["kept"], counts["held_out"], counts["overlap"], counts["duplicates"]) == (85, 12, 3, 0)
 
 
+def test_requests_alike_in_different_conversations_are_no_duplicates(tmp_path: Path) -> None:
+    roles = ("user", "assistant", "user")
+    said = [zip(roles, (first, "yes", "go on"), strict=True) for first in "aab"]
+    rows = [{"messages": [{"role": role, "content": text} for role, text in turns]} for turns in said]
+    raw = tmp_path / "log.jsonl"
+    raw.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    summary = splits.make_from("prompts", "raw", raw=raw, out=tmp_path / "out", options=Options(eval=1))
+    counts = summary["counts"]["train"]
+    assert (counts["kept"], counts["held_out"]) == (1, 1)
+
+
 def test_prompts_that_begin_with_the_same_examples_are_no_conversation(tmp_path: Path) -> None:
     raw = log(tmp_path, 20, 1, "one", "1", "two", "2")
     summary = splits.make_from("prompts", "raw", raw=raw, out=tmp_path, options=Options(eval=5))
