@@ -194,7 +194,9 @@ def test_osd_reads_ten_thousand_rows(tmp_path: Path) -> None:
     rows = Rows([f"t{i}" for i in range(10_100)], [f"e{i}" for i in range(10_100)])
     summary = splits.make("gsm8k", rows, tmp_path, Options(profile="osd_repo_2024"))
     assert summary["counts"]["train"]["read"] == summary["counts"]["eval"]["read"] == 10_000
-    assert len(made(tmp_path)[1]) == 200
+    held_out = [prompt.text for prompt in made(tmp_path)[1]]
+    assert len(held_out) == 200
+    assert held_out != [f"e{i}" for i in range(200)], "a sample"
 
 
 def test_clean_reads_all_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
