@@ -258,14 +258,14 @@ def test_a_sweep_finds_where_drafts_stop_to_pay() -> None:
 
 
 def test_a_request_is_served_well_if_it_begins_and_goes_on_in_time() -> None:
-    """Four requests in 4 s: well served, late to begin, slow to go on, and of one token, which has no pace."""
-    first, last = np.array([0.5, 3.5, 1.0, 1.0]), np.array([1.0, 3.75, 4.0, 1.0])
+    """Four requests in 5 s: well served, late to begin, slow to go on, and of one token, which has no pace."""
+    first, last = np.array([0.5, 3.5, 1.0, 1.0]), np.array([1.0, 3.75, 5.0, 1.0])
     served = simulate.Served(np.full(4, 9.0), 9 + first, 9 + last, np.array([5, 3, 4, 1]), 9, 2, 1.5)
     found = load.measures(served, load.Goal(first=1.0, per_token=0.125))
-    assert found["goodput"] == 2 / 4
-    assert found["tokens_per_second"] == 13 / 4
+    assert found["goodput"] == 2 / 5
+    assert found["tokens_per_second"] == 13 / 5
     assert found["to_first_mean"] == 6 / 4
-    assert found["per_token_mean"] == pytest.approx((0.125 + 0.125 + 1.0) / 3)
+    assert found["per_token_mean"] == pytest.approx((0.125 + 0.125 + 4 / 3) / 3)
     assert found["whole_p50"] == pytest.approx((1.0 + 3.75) / 2)
 
 
