@@ -169,7 +169,7 @@ def test_labels_come_along() -> None:
     conversation = [{"role": "user", "content": "u"}]
     row = {"conversation_a": conversation, "language": "English", "tstamp": 5.0, "model": "m", "topic": None}
     assert CLEANERS["arena"](row).meta == {"turns": 1, "language": "English", "time": 5.0, "model": "m"}
-    assert CLEANERS["arena_hard"]({"prompt": "p", "cluster": "c", "language": "English"}).meta == {
+    assert CLEANERS["arena_hard"]({"prompt": "p", "cluster": "c", "category": "hard", "language": "English"}).meta == {
         "topic": "c",
         "language": "English",
     }

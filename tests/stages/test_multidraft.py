@@ -294,6 +294,10 @@ def test_regime_sums_to_the_acceptance_of_all_positions_and_the_hybrid_takes_the
         assert whole.loc[(dataset, 1.0, 1.6), scheme] == pytest.approx(direct[dataset, scheme], abs=1e-9)
     assert (whole["hybrid"] >= whole[["importance_truncated", "k_seq"]].max(axis=1) - 1e-9).all()
     assert (whole["hybrid"] <= whole["optimal"] + 1e-6).all()
+    classes = rows["entropy_class"].mul(rows["positions"]).groupby(rows["target_temperature"]).sum()
+    assert classes[0.7] < classes[1.0], "a colder target has less entropy"
+    derived = regime.derive(rows)
+    np.testing.assert_allclose(derived["over_k_seq"], derived["importance_truncated"] - derived["k_seq"])
 
 
 @pytest.mark.parametrize("drafting", ["iid", "independent"])
