@@ -380,7 +380,9 @@ def test_times_of_requests_are_predicted_from_probed_costs(tmp_path: Path) -> No
         name: calibrate(target, own, [8], [1], verified, 2)
         for name, own in [("distilled", draft), ("released", released)]
     }
-    pd.concat([rows.assign(draft=name) for name, rows in probes.items()]).to_csv(tmp_path / "costs.csv", index=False)
+    tables = [rows.assign(draft=name) for name, rows in probes.items()]
+    tables += [rows.assign(batch=4, draft_seconds=1.0) for rows in tables]  # requests come one at a time
+    pd.concat(tables).to_csv(tmp_path / "costs.csv", index=False)
     costs = latency_requests.read_costs(tmp_path / "costs.csv", 20)
     assert costs["released"].cost_ratio == pytest.approx(0.4)
     contenders = {
