@@ -114,7 +114,7 @@ def run(settings: VerdictSettings, out: Path | None) -> list[tuple[Path, Verdict
             verdicts.append((folder, None))
             continue
         results = _run_workflow(settings, draft, name, out or Path())
-        judged = judge(results, settings, draft, left_out, rate, trace)
+        judged = judge_run(results, settings, draft, left_out, rate, trace)
         write_text(folder / "verdict.json", judged.model_dump_json(indent=1) + "\n")
         write_text(folder / "verdict.html", page(judged, settings, folder, draft, results))
         card.write(judged, draft, results / "cells/traffic_verdict" / f"prompts.{settings.temperature}")
@@ -122,7 +122,7 @@ def run(settings: VerdictSettings, out: Path | None) -> list[tuple[Path, Verdict
     return verdicts
 
 
-def judge(
+def judge_run(
     results: Path,
     settings: VerdictSettings,
     draft: str,
