@@ -789,7 +789,7 @@ def test_a_scale_extends_another_and_names_the_experiments_it_runs():
     [
         ("  osd_offline:", "  osd_ofline:", "no experiment named 'osd_ofline'"),
         ("learning_rate: 2.0e-3\n      batch: 8", "learning_rat: 2.0e-3\n      batch: 8", "unknown key 'learning_rat'"),
-        ("{dataset: [spider]}", "{dataset: [spider2]}", "unknown dataset 'spider2'"),
+        ("{dataset: [gsm8k, spider]}", "{dataset: [gsm8k, spider2]}", "unknown dataset 'spider2'"),
     ],
 )
 def test_a_wrong_experiment_in_a_scale_names_its_line(tmp_path, old, new, message):
