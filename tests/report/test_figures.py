@@ -157,7 +157,9 @@ def test_printed_values_are_drawn(known):
 def test_a_figure_of_your_own_prompts_has_no_printed_numbers(known, name):
     table = _table(name)
     table = table[table["dataset"] == table["dataset"].iloc[0]].assign(dataset="prompts")
-    legends = [text.get_text() for legend in figures.figure(name, table, "laptop", known).legends for text in legend.texts]
+    legends = [
+        text.get_text() for legend in figures.figure(name, table, "laptop", known).legends for text in legend.texts
+    ]
     assert not [text for text in legends if "printed" in text]
 
 
