@@ -123,7 +123,7 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
         if (count := len(answers.answers)) < settings.stream:
             what = f"only {count} answers of {topic} for {settings.stream} requests to learn from"
             raise UserError(what, remedy="lower stream, or raise data.train of the scale")
-    frames = []
+    frames: list[pd.DataFrame] = []
     for seed in settings.seeds:
         stream, learning = _mixture(recorded, settings, seed), _learning(settings, seed)
         of_topics = [stream.take([n for n, group in enumerate(stream.group) if group == t]) for t in settings.topics]
