@@ -314,3 +314,12 @@ def test_what_the_hubs_library_logs_is_without_tokens(cache: Path, monkeypatch: 
 def test_a_page_of_a_proxy_is_told_from_the_hub(cache: Path) -> None:
     said = explained(cache, json.JSONDecodeError("Expecting value", "<html>", 0))
     assert "the answer is not the hub's, but perhaps a page of a proxy (check the network" in said
+
+
+def test_a_blocked_store_of_xet_is_given_up_soon_and_can_be_avoided(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HF_XET_CLIENT_RETRY_MAX_DURATION", raising=False)
+    said = explained(cache, RuntimeError("Task error: CAS Client Error: error sending request"))
+    assert "(check the network, set HF_HUB_DISABLE_XET=1, or x)" in said
+    assert os.environ["HF_XET_CLIENT_RETRY_MAX_DURATION"] == "20s"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import re
 import time
 from collections.abc import Callable
@@ -40,6 +41,9 @@ def ask(kind: Kind, name: str, request: Callable[[bool], T], *, otherwise: str) 
     """
     from huggingface_hub import constants
 
+    os.environ.setdefault(
+        "HF_XET_CLIENT_RETRY_MAX_DURATION", "20s"
+    )  # without it, an unreachable store takes over 15 minutes
     for handler in logging.getLogger("huggingface_hub").handlers:
         handler.addFilter(_without_signatures)  # the same function is added once
     again = False
@@ -127,6 +131,8 @@ def _explained(kind: Kind, name: str, error: Exception, otherwise: str) -> UserE
             remedy = "check your token with: hf auth login, and the network"
         elif any(isinstance(cause, json.JSONDecodeError) for cause in causes):
             reason = "the answer is not the hub's, but perhaps a page of a proxy"
+        elif "CAS Client Error" in str(error):  # of the store from which Xet fetches
+            remedy = "check the network, set HF_HUB_DISABLE_XET=1"
     elif isinstance(refusal, GatedRepoError) or "is a gated dataset" in str(refusal):
         reason = "it is gated"
         page = f"https://huggingface.co/{'datasets/' if kind == 'dataset' else ''}{name}"
