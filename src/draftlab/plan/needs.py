@@ -73,7 +73,7 @@ def _sizes_of(recipe: Recipe, vocab: int) -> Sizes:
 
 
 def jobs(run: Run) -> Iterator[Job]:
-    """Every job that uses a model, and every cell."""
+    """Every job that uses a model, a classifier of requests too, and every cell."""
     files: set[str] = set()
     for name in run.experiments:
         for cell in run.cells(name):
@@ -81,9 +81,12 @@ def jobs(run: Run) -> Iterator[Job]:
             files |= set(run.reads(name, cell))
     job_of = {"models": _model, "answers": _answer, "pairs": _pairs}
     for file in sorted(files):
-        pair, kind, name = (*Path(file).relative_to(run.folder).parts, "", "")[:3]
+        parts = Path(file).relative_to(run.folder).parts
+        pair, kind, name = (*parts, "", "")[:3]
         if kind in job_of:
             yield job_of[kind](run, pair, name)
+        elif pair == "data" and len(parts) == 4:  # data/DATASET/LABEL/FILE
+            yield Job("label", MAIN, ".".join(parts[1:]))
 
 
 def requested_mb(run: Run, rule: str, wildcards: Mapping[str, str]) -> int:
