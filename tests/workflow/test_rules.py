@@ -44,7 +44,9 @@ def test_a_template_is_that_of_all_who_read_prompts_and_pairs_may_be_of_a_distil
     assert len({verb for verb, _ in commands}) == 4
     assert all("--template plain" in words for _, words in commands)
     (words,) = (words for words in said.split("draftlab record-pairs ") if distilled in words)
-    assert "--draft results/smoke/cells/osd_offline/spider/draft " in words, "the draft that osd_offline distilled on it"
+    assert "--draft results/smoke/cells/osd_offline/spider/draft " in words, (
+        "the draft that osd_offline distilled on it"
+    )
 
 
 def test_a_figure_of_your_own_target_does_not_say_that_it_is_padded(checkout):
