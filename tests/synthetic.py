@@ -227,6 +227,8 @@ def _measured(
             value = 0.01 * near * (1.0 if name.startswith(("plain", "static", "one_")) else 1.3 - score)
         elif ratios.get(name) in rows:
             value = rows[ratios[name]] * (score if name != "emitted" else 1 + 2 * score)
+        elif column.kind is int and column.unit == "weights":
+            value = 50_000
         elif column.kind is int:
             value = 40 * score * near if name in ratios else 20 + 0 * near
         else:

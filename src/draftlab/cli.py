@@ -105,7 +105,7 @@ VERBS: dict[str, str | Callable[..., None]] = {
     "emit": "serving.emit:emit",
     "monitor": "serving.monitor:monitor",
     "profile": "serving.measure:profile",
-    "verdict": "report.verdict:verdict_of",
+    "verdict": "report.verdict_command:verdict_of",
     "run": "stages._cell:run_file",
     "answer": answer,
     "record-pairs": "engine.recorded_pairs:record_file",

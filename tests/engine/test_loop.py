@@ -11,11 +11,11 @@ EOS = 9
 
 
 class Scripted:
-    """Three requests whose drafts and verdicts are written down; it notes what it is asked."""
+    """Three requests whose drafts and verifications are written down; it notes what it is asked."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, object]] = []
-        self.verdicts = iter(
+        self.verifications = iter(
             [
                 Verification([[1, 2], [3, 4], [5, 6]], [0, 0, 0], [2, 0, 1], [7, EOS, 8]),
                 Verification([[1, EOS], [5, 6]], [0, 0], [2, 1], [7, 8]),
@@ -33,9 +33,9 @@ class Scripted:
 
     def verify(self, proposal: str, reading: str) -> Verification:
         self.asked.append(("verify", (proposal, reading)))
-        return next(self.verdicts)
+        return next(self.verifications)
 
-    def settle(self, verdict: Verification, kept: Sequence[int]) -> None:
+    def settle(self, verification: Verification, kept: Sequence[int]) -> None:
         self.asked.append(("settle", list(kept)))
 
 

@@ -306,13 +306,13 @@ def test_overlap_is_counted_along_the_path_that_was_chosen() -> None:
     tokens = draft.flatten(0, 2).multinomial(1, generator=generator).view(60, 3, 2)
     specinfer, hot = VERIFIERS["specinfer"], Sampling(1.0)
     how = policy.make_policy(specinfer, 3, 2, hot, hot, generator, None, [DRAFT])
-    verdict = policy.judge(policy.Proposal(tokens, draft), logits, how)
-    assert set(verdict.path) == {0, 1, 2}
-    for row, path in enumerate(verdict.path):
+    verification = policy.verify_block(policy.Proposal(tokens, draft), logits, how)
+    assert set(verification.path) == {0, 1, 2}
+    for row, path in enumerate(verification.path):
         shared = to_probs(logits[row, path, :2], hot).minimum(draft[row, path])
-        assert verdict.overlap[row] == pytest.approx(shared.sum(-1).tolist())
+        assert verification.overlap[row] == pytest.approx(shared.sum(-1).tolist())
         drafted = tokens[row, path, :, None]
-        assert verdict.overlap_repo[row] == pytest.approx(shared.gather(-1, drafted)[:, 0].tolist())
+        assert verification.overlap_repo[row] == pytest.approx(shared.gather(-1, drafted)[:, 0].tolist())
 
 
 def test_the_time_of_turning_logits_into_distributions_is_apart(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import logging
 import os
 import re
 import subprocess
@@ -12,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save
 
 from draftlab import cli
 from draftlab.data.prompts import Prompt
@@ -23,7 +25,7 @@ from tests.conftest import ROOT
 from tests.fake_hub import FAULTS, FakeHub, serve
 
 TOKEN = "secret-4f2a91"  # not of the hub's own form: only the value can give it away
-WEIGHTS = bytes(range(256)) * 2000
+WEIGHTS = save({"weight": torch.arange(128_000, dtype=torch.int32)})
 MODEL = {"config.json": b'{"model_type": "llama"}', "tokenizer.json": b"{}", "model.safetensors": WEIGHTS}
 ROWS = b"".join(json.dumps({"question": f"q{n}", "answer": f"{n}"}).encode() + b"\n" for n in range(500))
 
@@ -269,3 +271,55 @@ def test_a_full_disk_is_not_the_network(error: Exception, cache: Path) -> None:
     with pytest.raises(UserError, match=r"cannot write model owner/name .*No space left on device \S*.*\(free space"):
         hub.ask("model", "owner/name", request, otherwise="x")
     assert len(asked) == 1
+
+
+def explained(cache: Path, error: Exception) -> str:
+    """The message after an error that is not tried again, or too often."""
+
+    def request(_: bool) -> str:
+        raise error
+
+    with pytest.raises(UserError) as stop:
+        hub.ask("model", "owner/name", request, otherwise="x")
+    return str(stop.value)
+
+
+@pytest.mark.parametrize(
+    ("status", "remedy"), [(401, "check your token"), (403, "check your token"), (503, "check the network")]
+)
+def test_signatures_are_hidden_and_a_refused_token_is_not_the_network(status: int, remedy: str, cache: Path) -> None:
+    """The address of a file is signed, and gives access to it."""
+    from huggingface_hub.errors import HfHubHTTPError, HTTPError  # type: ignore[attr-defined]
+
+    client = sys.modules[HTTPError.__module__]
+    address = "https://cdn.example/file?X-Amz-Signature=4f2a91&Policy=p"
+    response = client.Response(status, request=client.Request("GET", address))
+    said = explained(cache, HfHubHTTPError(f"error {status} for url '{address}'", response=response))
+    assert f"error {status} for url 'https://cdn.example/file?…' ({remedy}" in said
+
+
+def test_what_the_hubs_library_logs_is_without_tokens(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    logger, said = logging.getLogger("huggingface_hub.file_download"), io.StringIO()
+    [handler] = logging.getLogger("huggingface_hub").handlers
+    monkeypatch.setattr(handler, "stream", said)
+
+    def request(_: bool) -> str:
+        logger.warning("Error while downloading from %s: %s", "https://cdn.example/file?Signature=4f2a91", "hf_4f2a91")
+        return "found"
+
+    assert hub.ask("model", "owner/name", request, otherwise="x") == "found"
+    assert said.getvalue() == "Error while downloading from https://cdn.example/file?… hf_…\n"
+
+
+def test_a_page_of_a_proxy_is_told_from_the_hub(cache: Path) -> None:
+    said = explained(cache, json.JSONDecodeError("Expecting value", "<html>", 0))
+    assert "the answer is not the hub's, but perhaps a page of a proxy (check the network" in said
+
+
+def test_a_blocked_store_of_xet_is_given_up_soon_and_can_be_avoided(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HF_XET_CLIENT_RETRY_MAX_DURATION", raising=False)
+    said = explained(cache, RuntimeError("Task error: CAS Client Error: error sending request"))
+    assert "(check the network, set HF_HUB_DISABLE_XET=1, or x)" in said
+    assert os.environ["HF_XET_CLIENT_RETRY_MAX_DURATION"] == "20s"

@@ -181,7 +181,7 @@ def test_longrope_is_used_where_its_positions_do_not_turn(tmp_path: Path) -> Non
     )  # fmt: skip
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
     model = load_model(tmp_path / "model")
-    assert model.context_len == 24
+    assert model.context_length == 24
     prompt, answer = list(range(3, 18)), [1, 2, 4, 5, 6]  # 20 tokens, which would be padded to 32
     expected = logits_of_one(model, prompt, answer)
     torch.testing.assert_close(model.answer_logits([prompt], [answer]), expected, atol=1e-4, rtol=0)

@@ -13,6 +13,7 @@ import tokenizers
 import torch
 import transformers
 from huggingface_hub import constants
+from safetensors.torch import save
 
 from draftlab.engine.settings import Recipe
 from draftlab.errors import UserError
@@ -20,6 +21,8 @@ from draftlab.files.digests import sha256
 from draftlab.models import check_same_tokenizer, hub, load_model, load_tokenizer
 from draftlab.train import pretrain
 
+WEIGHTS = save({"weight": torch.zeros(3)})
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:%064d\nsize 13476839\n" % 7
 TEXT = "One text, two texts;\n  three  texts."
 
 
@@ -35,7 +38,7 @@ def opt(tmp_path: Path) -> Path:
     config |= dict.fromkeys(("bos_token", "eos_token", "unk_token"), "</s>")
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     (folder / "config.json").write_text(json.dumps({"model_type": "opt", "bos_token_id": 2, "eos_token_id": 2}))
-    (folder / "model.safetensors").write_bytes(b"weights")
+    (folder / "model.safetensors").write_bytes(WEIGHTS)
     return folder
 
 
@@ -67,7 +70,7 @@ def test_a_tokenizer_json_is_made_of_a_sentencepiece_model(file: str, kind: str,
     spm.SentencePieceTrainer.train(input=str(tmp_path / "text"), model_prefix=stem, minloglevel=2, **layout[kind])
     (folder / "config.json").write_text(json.dumps({"model_type": kind.lower(), "eos_token_id": eos}))
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": f"{kind}Tokenizer"}))
-    (folder / "model.safetensors").write_bytes(b"weights")
+    (folder / "model.safetensors").write_bytes(WEIGHTS)
     hub.copy_model(str(folder), tmp_path / "copy")
     ids = load_tokenizer(tmp_path / "copy").encode("two texts")
     assert ids == spm.SentencePieceProcessor(model_file=f"{stem}.model").encode("two texts")
@@ -145,6 +148,43 @@ def test_pickled_weights_are_converted_once(
     hub.copy_model(str(opt), tmp_path / "again")
 
 
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("model.safetensors", POINTER, r"model.safetensors: a pointer of Git LFS.*git lfs pull"),
+        ("pytorch_model.bin", POINTER, r"pytorch_model.bin: a pointer of Git LFS.*git lfs pull"),
+        ("model.safetensors", WEIGHTS[:-1], r"model.safetensors: damaged weights: .*fetch or make the model again"),
+        (
+            "model.safetensors.index.json",
+            ("1.safetensors", "2.safetensors"),
+            r"2.safetensors: a part of the weights is",
+        ),
+        ("pytorch_model.bin.index.json", ("1.bin", "2.bin"), r"pytorch_model-2.bin: a part of the weights is missing"),
+    ],
+)
+def test_a_model_whose_weights_are_not_all_there_is_refused_before_it_is_taken_as_made(
+    file: str,
+    content: bytes | tuple[str, str],
+    message: str,
+    opt: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Snakemake makes nothing again that a job ended with."""
+    monkeypatch.setattr(constants, "HF_HOME", str(tmp_path / "home"))
+    (opt / "model.safetensors").unlink()
+    if isinstance(content, bytes):
+        (opt / file).write_bytes(content)
+    else:
+        kind = file.split(".")[0]
+        (opt / file).write_text(json.dumps({"weight_map": {name: f"{kind}-{name}" for name in content}}))
+        (opt / f"{kind}-{content[0]}").write_bytes(WEIGHTS)
+    with pytest.raises(UserError, match=message):
+        hub.copy_model(str(opt), tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
+    assert not list((tmp_path / "home").rglob("*.*"))
+
+
 class Runs:
     """Runs a command when it is unpickled."""
 
@@ -210,7 +250,7 @@ def test_weights_outlive_the_hubs_cache(
     kept = tmp_path / "copy" / "model.safetensors"
     assert kept.samefile(blob) == links
     blob.unlink()
-    assert kept.read_bytes() == b"weights"
+    assert kept.read_bytes() == WEIGHTS
 
 
 def test_the_weights_of_a_local_folder_are_not_copied(opt: Path, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from draftlab.latency.sizes import Sizes, known_models
 from draftlab.models.hf import new_t5
 from draftlab.models.llama import Llama, LlamaConfig
 from draftlab.plan import hours, needs, outlook
-from draftlab.plan.hours import GPUS, answering, reading, updating
+from draftlab.plan.hours import GPUS, STREAMED, answering, drafting, reading, updating
 from draftlab.plan.memory import decoding, training
 from draftlab.plan.scale import Gpu
 from tests.conftest import ROOT
@@ -226,6 +226,28 @@ def test_hours_follow_the_card_and_more_cards_share_them(tmp_path: Path, capsys:
     card.write_text("{memory: 48, bandwidth: none, teraflops: 312}")
     with pytest.raises(UserError, match="bandwidth"):
         outlook.show(config=("scale=paper",), card=card)
+
+
+def test_live_decoding_takes_longer_the_more_is_drafted_and_launches_what_a_block_launches() -> None:
+    card, (target, draft) = GPUS["h100"], (known_models()[f"facebook/opt-{size}"].sizes for size in ("13b", "125m"))
+    one, two, longer = (
+        drafting(card, target, draft, "float16", 1, 64, 10, drafts, length)
+        for drafts, length in ((1, 4), (2, 4), (1, 8))
+    )
+    read = sum(reading(card, model, 1, 64) for model in (target, draft))
+    weights = target.parameters * 2 / (card.bandwidth * 1e9 * STREAMED)
+    call = max(target.layers * card.launch / 1e3, weights) + 4 * draft.layers * card.launch / 1e3
+    assert one == pytest.approx(read + 10 * call, rel=0.01)
+    assert one <= two < longer
+    taken = {v.settings.seed: hours._learning(run(), v.settings, card, 256) for v in run().cells("mdss_live")["all"]}
+    assert min(taken.values()) > 60  # type: ignore[type-var]
+
+
+def test_requests_that_a_model_classifies_are_planned() -> None:
+    labelled = [job for job in needs.jobs(run()) if job.rule == "label"]
+    assert {job.name for job in labelled} == {"arena.topic.prompts.jsonl", "arena.topic.eval.jsonl"}
+    assert any("without the classifier alimazhar-110" in line for line in said_of(run()))
+    assert not any("classifier" in line for line in said_of(run(experiments="osd_epochs")))
 
 
 def test_a_job_that_may_take_longer_than_it_requests_is_named(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def test_nothing_is_dropped_and_every_row_has_a_verdict(known, ledger):
     assert list(ledger.columns) == columns.split()
     assert set(ledger["claim_id"]) == {*known.numbers["claim_id"], *known.statements}
     assert len(ledger) == len(known.numbers) + len(known.statements)
-    assert set(ledger["verdict"]) <= set(module.VERDICTS)
+    assert set(ledger["verdict"]) <= set(module.CLAIM_VERDICTS)
     assert (ledger["paper"] == "OSD").sum() >= 363
     assert set(ledger["verdict"]) >= {"reproduced", "same direction", "inconsistent in print", "not run at this scale"}
 

@@ -153,6 +153,16 @@ def test_printed_values_are_drawn(known):
     assert diamonds == [0.28, 0.74, 0.76, 0.62, 0.70]
 
 
+@pytest.mark.parametrize("name", ["osd_epochs", "osd_draft_size"])
+def test_a_figure_of_your_own_prompts_has_no_printed_numbers(known, name):
+    table = _table(name)
+    table = table[table["dataset"] == table["dataset"].iloc[0]].assign(dataset="prompts")
+    legends = [
+        text.get_text() for legend in figures.figure(name, table, "laptop", known).legends for text in legend.texts
+    ]
+    assert not [text for text in legends if "printed" in text]
+
+
 def test_an_experiment_without_a_figure_gets_an_overview(known, tmp_path, monkeypatch):
     table = _table("osd_online")
     (tmp_path / "experiments").mkdir()

@@ -27,8 +27,7 @@ from draftlab.models.ngrams import Ngrams
 from draftlab.models.tokenizer import train_tokenizer
 from draftlab.plan.run import run_of
 from draftlab.report import card
-from draftlab.report.verdict import VerdictSettings, alone, commands, lines, page, run
-from draftlab.report.verdict import judge as judge_run
+from draftlab.report.verdict_command import VerdictSettings, alone, commands, judge_run, lines, page, run
 from draftlab.serving import costs as block_costs
 from draftlab.serving import verdict
 from draftlab.serving.costs import BlockCosts, from_probes, from_profile

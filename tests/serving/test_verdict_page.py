@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from draftlab.report.verdict import VerdictSettings, page
+from draftlab.report.verdict_command import VerdictSettings, page
 from draftlab.serving.costs import from_probes
 from tests.chromium import complaints, contrast, opened, requested
 from tests.serving.test_verdict import CURVE, FACTS, curve_table, decide, probes, table

@@ -55,7 +55,7 @@ def table(inputs: live.Inputs) -> pd.DataFrame:
 
 def test_a_prompt_must_fit_the_draft_too(inputs: live.Inputs, monkeypatch: pytest.MonkeyPatch) -> None:
     target, _, tokenizer = load_pair(inputs.target, inputs.draft)
-    monkeypatch.setattr(held_out, "load_pair", lambda *_: (target, SimpleNamespace(context_len=12), tokenizer))
+    monkeypatch.setattr(held_out, "load_pair", lambda *_: (target, SimpleNamespace(context_length=12), tokenizer))
     with pytest.raises(UserError, match="no prompt fits the pair's context"):
         held_out.open_work(inputs.target, inputs.draft, inputs.answers, inputs.prompts, requests=6, size=3, after=12)
 

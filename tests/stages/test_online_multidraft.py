@@ -12,7 +12,7 @@ from draftlab.files.seals import RECORD
 from draftlab.models import load_pair
 from draftlab.stages import online_multidraft
 from draftlab.stages._stage import Bench
-from draftlab.train import online
+from draftlab.train import online, training
 from tests.pair import make_results
 
 TOPICS = ["toy", "other"]
@@ -39,7 +39,7 @@ def asked(monkeypatch):
     return calls
 
 
-def run(folders, draft="draft", dtype="float32", **changes):
+def run(folders, draft="draft", dtype="float32", parts=None, **changes):
     values = {
         "topics": TOPICS,
         "stream": 32,
@@ -51,7 +51,7 @@ def run(folders, draft="draft", dtype="float32", **changes):
     models = folders / "models"
     answers = folders / "answers"
     inputs = online_multidraft.Inputs(target=models / "target", draft=models / draft, answers=answers, dtype=dtype)
-    return online_multidraft.run(settings, inputs, Bench(folders))[0]
+    return online_multidraft.run(settings, inputs, Bench(folders, parts=parts))[0]
 
 
 def test_every_arrangement_is_measured_on_every_request_of_every_topic(folders):
@@ -74,8 +74,8 @@ def test_the_shared_draft_and_the_specialists_together_see_the_same_requests_and
     served = []
     serve = online.serve
 
-    def watched(draft, traffic, settings):
-        found = serve(draft, traffic, settings)
+    def watched(draft, traffic, settings, **options):
+        found = serve(draft, traffic, settings, **options)
         served.append((sorted(set(traffic.group)), len(traffic), found[1].updates))
         return found
 
@@ -125,3 +125,24 @@ def test_requests_are_decoded_in_batches(folders, asked):
     few, all_at_once = (run(folders, schemes=["specinfer"], batch=batch, temperature=1e-6) for batch in (3, 0))
     assert {options["batch"] for _, _, options in asked} == {3, None}
     assert_frame_equal(few, all_at_once)
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "once"), [(online, "serve", 6), (online, "learn", 128), (engine, "speculate", 40)]
+)
+def test_a_killed_job_learns_and_decodes_nothing_twice(folders, tmp_path, monkeypatch, module, name, once):
+    whole = run(folders, seeds=[0, 1])
+    work, calls = getattr(module, name), []
+    monkeypatch.setattr(training, "CHECKPOINT_SECONDS", 0)
+
+    def killed(*words, **options):
+        calls.append(name)
+        if len(calls) == 5:
+            raise KeyboardInterrupt
+        return work(*words, **options)
+
+    monkeypatch.setattr(module, name, killed)
+    with pytest.raises(KeyboardInterrupt):
+        run(folders, seeds=[0, 1], parts=tmp_path)
+    assert_frame_equal(run(folders, seeds=[0, 1], parts=tmp_path), whole)
+    assert len(calls) == once + 1

@@ -195,7 +195,7 @@ def test_no_answered_request_is_too_long_for_a_draft(made, tmp_path):
     """A trained draft has the context of its target; an existing draft may have less, which limits the answers."""
     short = RECIPE.model_copy(update={"context": 32, "steps": 1})
     make_draft(made, short, tmp_path / "draft", prompts=(made / "prompts.jsonl",))
-    assert load_model(tmp_path / "draft").context_len == load_model(made / "target").context_len == 64
+    assert load_model(tmp_path / "draft").context_length == load_model(made / "target").context_length == 64
     write_jsonl(tmp_path / "p.jsonl", [Prompt(str(n), "toy", "eval", "one two " * n) for n in (1, 9)])
     settings = Answers(max_new_tokens=8, template="plain")
     for context, kept in ((0, 2), (20, 1)):

@@ -98,13 +98,14 @@ rule prefetch:
         "../../envs/cpu.yaml"
     params:
         classifier=(
-            f"from draftlab.data.classify import hub_classifier; hub_classifier({DATA.classifier!r})"
+            "from draftlab.cli import exit_on_error; from draftlab.data.classify import hub_classifier; "
+            f"exit_on_error(lambda: hub_classifier({DATA.classifier!r}))"
             if "hub" in {*DATA.label.values(), *DATA.router.values()}
             else "pass"
         ),
     shell:
         r"""
-        python -c {params.classifier:q} >{log:q} 2>&1
+        python -c {params.classifier:q} 2>&1 | tee {log:q}
         """
 
 

@@ -197,8 +197,8 @@ def fetch(
 ) -> None:
     """Write the raw rows of one split of a dataset as JSON lines, and next to them a file with their provenance.
 
-    ``rows`` is the largest number to write (0: all); ``more`` in the provenance says that more rows follow. Rows that cannot be read are written
-    with their problem. ``content`` is the result of ``content_of`` when the run began; if the files have changed since, this is a ``UserError``.
+    ROWS is the largest number to write (0: all); `more` in the provenance says that more rows follow. Rows that cannot be read are written
+    with their problem. CONTENT is the digest of the files when the run began; if they have changed since, they are refused.
     """
     opened = open_source(dataset, source, raw=raw, train_rows=rows, eval_rows=rows, seed=seed)
     found = opened.rows(split)

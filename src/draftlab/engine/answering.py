@@ -43,7 +43,7 @@ def answer(
     """
     tokenizer = load_tokenizer(target)
     with _open(target, settings) as model:
-        limit = min(model.context_len, context or model.context_len)
+        limit = min(model.context_length, context or model.context_length)
         kept, rejected = fitting(prompts, requests, tokenizer, settings, limit)
         if isinstance(model, Server):
             model.check_tokenizer(tokenizer)

@@ -11,7 +11,7 @@ from torch import Generator, Tensor
 from draftlab.core.sampling import DISTINCT, Drafting, Sampling, draft_tokens, to_probs
 from draftlab.core.tree import Tree
 from draftlab.engine.loop import Verification, agreed
-from draftlab.engine.policy import Policy, Proposal, judge
+from draftlab.engine.policy import Policy, Proposal, verify_block
 from draftlab.models import Decoder
 from draftlab.models.batching import pad_rows
 from draftlab.models.llama import LlamaDecoder
@@ -51,23 +51,23 @@ class ModelRows:
         last = torch.tensor(counts, device=self.device) - 1
         return logits[torch.arange(len(counts), device=self.device), last]
 
-    def settle(self, verdict: Verification, read: Sequence[Sequence[int]] | None = None) -> None:
+    def settle(self, verification: Verification, read: Sequence[Sequence[int]] | None = None) -> None:
         """Keep the accepted part of the block in all rows of a request. What this model has not read of it, and the new token, stay unread.
 
         ``read``: the tokens of the block that this model has read for each request, if they may differ from the accepted sequence.
         """
         if self.num_drafts > 1:
             winners = [
-                p * self.num_drafts + path for p, path in enumerate(verdict.path) for _ in range(self.num_drafts)
+                p * self.num_drafts + path for p, path in enumerate(verification.path) for _ in range(self.num_drafts)
             ]
             self.cache.take(winners, since=self.begin)
         known = [self.begin[place * self.num_drafts] + len(tokens) for place, tokens in enumerate(self.unread)]
         lengths = []
-        for place, accepted in enumerate(verdict.accepted):
-            same = accepted if read is None else agreed(read[place], verdict.drafted[place][:accepted])
+        for place, accepted in enumerate(verification.accepted):
+            same = accepted if read is None else agreed(read[place], verification.drafted[place][:accepted])
             length = min(known[place] + same, self.cache.lengths[place * self.num_drafts])
             unread = known[place] + accepted - length
-            self.unread[place] = [*verdict.drafted[place][accepted - unread : accepted], verdict.token[place]]
+            self.unread[place] = [*verification.drafted[place][accepted - unread : accepted], verification.token[place]]
             lengths += [length] * self.num_drafts
         self.cache.crop(lengths)
 
@@ -91,12 +91,14 @@ class TreeReader:
         logits = self.cache.decoder.project(self.cache.states(nodes, self.tree)).view(*nodes.shape, -1)
         return logits[torch.arange(len(nodes), device=nodes.device)[:, None, None], self.tree.paths]
 
-    def settle(self, verdict: Verification) -> None:
+    def settle(self, verification: Verification) -> None:
         """Keep the accepted path of the tree; the new token stays unread."""
-        rows = torch.arange(len(verdict.path), device=self.unread.device)
-        self.cache.gather(self.begin, self.tree.paths[rows, torch.tensor(verdict.path, device=rows.device)])
-        self.cache.crop([begin + 1 + accepted for begin, accepted in zip(self.begin, verdict.accepted, strict=True)])
-        self.unread = torch.tensor(verdict.token, device=rows.device)
+        rows = torch.arange(len(verification.path), device=self.unread.device)
+        self.cache.gather(self.begin, self.tree.paths[rows, torch.tensor(verification.path, device=rows.device)])
+        self.cache.crop(
+            [begin + 1 + accepted for begin, accepted in zip(self.begin, verification.accepted, strict=True)]
+        )
+        self.unread = torch.tensor(verification.token, device=rows.device)
 
     def take(self, places: Sequence[int]) -> None:
         """Keep the requests at ``places``, in this order."""
@@ -143,13 +145,13 @@ class BatchedPair:
         return self.reader.read(proposal.tokens)
 
     def verify(self, proposal: Proposal, reading: Float[Tensor, "batch drafts positions vocab"]) -> Verification:
-        return judge(proposal, reading, self.policy)
+        return verify_block(proposal, reading, self.policy)
 
-    def settle(self, verdict: Verification, kept: Sequence[int]) -> None:
-        self.reader.settle(verdict)
+    def settle(self, verification: Verification, kept: Sequence[int]) -> None:
+        self.reader.settle(verification)
         for number, writer in enumerate(self.writers):
-            writer.settle(verdict, None if len(self.writers) == 1 else self.proposed[:, number].tolist())
-        if 0 < len(kept) < len(verdict.token):
+            writer.settle(verification, None if len(self.writers) == 1 else self.proposed[:, number].tolist())
+        if 0 < len(kept) < len(verification.token):
             for model in (self.reader, *self.writers):
                 model.take(kept)
 

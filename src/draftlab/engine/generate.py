@@ -91,4 +91,4 @@ def check_requests(model: Decodable, prompts: Sequence[Sequence[int]], max_new_t
         if outside := [token for token in prompt if not 0 <= token < model.vocab_size]:
             what = f"request {number} has token {outside[0]}, but the vocabulary has {model.vocab_size} tokens"
             raise UserError(what, remedy="encode it with the tokenizer of the model")
-    check_lengths(prompts, [[0] * max_new_tokens] * len(prompts), model.context_len)
+    check_lengths(prompts, [[0] * max_new_tokens] * len(prompts), model.context_length)

@@ -43,7 +43,7 @@ def open_work(
 ) -> Work:
     """Load a pair, and encode the first ``requests`` of each dataset that leave room for ``after`` tokens, in batches of ``size``."""
     models = load_pair(target, draft, answers.dtype, answers.device)
-    room = min(model.context_len for model in models[:2]) - after
+    room = min(model.context_length for model in models[:2]) - after
     batches = [
         (dataset, batch)
         for dataset, file in files.items()

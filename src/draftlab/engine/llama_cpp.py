@@ -50,7 +50,7 @@ class GgufTarget:
     """A ``Decodable``, its ``Decoder``, and the ``Cache`` of one batch. Row b is sequence ``rows[b]`` in llama.cpp."""
 
     def __init__(self, path: Path, sizes: Mapping[str, Any], gpu_layers: int = 0) -> None:
-        self.vocab_size, self.context_len = int(sizes["vocab_size"]), int(sizes["max_position_embeddings"])
+        self.vocab_size, self.context_length = int(sizes["vocab_size"]), int(sizes["max_position_embeddings"])
         self._path, self._gpu_layers = path, gpu_layers
         self._model: LlamaCpp | None = None
         self.rows: list[int] = []

@@ -46,18 +46,18 @@ class DecodingPair(Protocol[Proposal, Reading]):
         """Decide what is accepted."""
         ...
 
-    def settle(self, verdict: Verification, kept: Sequence[int]) -> None:
+    def settle(self, verification: Verification, kept: Sequence[int]) -> None:
         """Keep the accepted tokens in the caches, crop the rest, and continue with the requests at ``kept``."""
         ...
 
 
 class Step(NamedTuple, Generic[Reading]):
-    """One block: the requests it served, how many tokens each could get, the tokens ``emitted``, and the verdict and logits behind them."""
+    """One block: the requests it served, how many tokens each could get, the tokens ``emitted``, with the verification and logits behind them."""
 
     rows: list[int]
     left: list[int]
     emitted: list[list[int]]
-    verdict: Verification
+    verification: Verification
     reading: Reading
 
 
@@ -69,13 +69,13 @@ def steps(
     while rows:
         proposal = pair.propose(left)
         reading = pair.read(proposal)
-        verdict = pair.verify(proposal, reading)
-        blocks = zip(verdict.drafted, verdict.accepted, verdict.token, left, strict=True)
+        verification = pair.verify(proposal, reading)
+        blocks = zip(verification.drafted, verification.accepted, verification.token, left, strict=True)
         emitted = [_cut([*drafted[:accepted], token][:most], eos_ids) for drafted, accepted, token, most in blocks]
         after = [most - len(new) for most, new in zip(left, emitted, strict=True)]
         kept = close_gaps([more > 0 and new[-1] not in eos_ids for more, new in zip(after, emitted, strict=True)])
-        pair.settle(verdict, kept)
-        yield Step(rows, left, emitted, verdict, reading)
+        pair.settle(verification, kept)
+        yield Step(rows, left, emitted, verification, reading)
         rows, left = [rows[place] for place in kept], [after[place] for place in kept]
 
 
@@ -123,10 +123,10 @@ class Timed(Generic[Proposal, Reading]):
         return reading
 
     def verify(self, proposal: Proposal, reading: Reading) -> Verification:
-        verdict = self.pair.verify(proposal, reading)
+        verification = self.pair.verify(proposal, reading)
         self.laps[-1].append(self.clock())
-        return verdict
+        return verification
 
-    def settle(self, verdict: Verification, kept: Sequence[int]) -> None:
-        self.pair.settle(verdict, kept)
+    def settle(self, verification: Verification, kept: Sequence[int]) -> None:
+        self.pair.settle(verification, kept)
         self.laps[-1].append(self.clock())

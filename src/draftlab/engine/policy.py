@@ -1,4 +1,4 @@
-"""How drafts are sampled and verified: the checked choices, and the verdict on one block."""
+"""How drafts are sampled and verified: the checked choices, and the verification of a block."""
 
 from __future__ import annotations
 
@@ -130,10 +130,12 @@ def make_policy(
     return policy
 
 
-def judge(proposal: Proposal, logits: Float[Tensor, "batch drafts positions vocab"], policy: Policy) -> Verification:
+def verify_block(
+    proposal: Proposal, logits: Float[Tensor, "batch drafts positions vocab"], policy: Policy
+) -> Verification:
     """Decide what is accepted of the ``proposal``, given the target's ``logits`` after each token of each sequence."""
     if proposal.distributions is None:
-        return _judge_greedy(proposal.tokens, logits)
+        return _verify_greedy(proposal.tokens, logits)
     assert policy.generator is not None
     tokens, draft_probs = proposal.tokens, proposal.distributions
     target_probs = policy.transform(logits, policy.sampling)
@@ -162,15 +164,15 @@ def judge(proposal: Proposal, logits: Float[Tensor, "batch drafts positions voca
     shared = target_probs[rows, path, :-1].minimum(draft_probs[rows, path])
     overlap_repo = shared.gather(-1, chosen[..., None])[..., 0]
     parts = (chosen, path, accepted, token, shared.sum(-1), overlap_repo)
-    verdict = Verification(*(part.tolist() for part in parts))
+    verification = Verification(*(part.tolist() for part in parts))
     if policy.tree is None:
-        return verdict
+        return verification
     sizes = policy.tree.exists.sum(-1).tolist()
-    drafted = [row[: sizes[leaf]] for row, leaf in zip(verdict.drafted, verdict.path, strict=True)]
-    return verdict._replace(drafted=drafted)
+    drafted = [row[: sizes[leaf]] for row, leaf in zip(verification.drafted, verification.path, strict=True)]
+    return verification._replace(drafted=drafted)
 
 
-def _judge_greedy(
+def _verify_greedy(
     tokens: Int64[Tensor, "batch drafts length"], logits: Float[Tensor, "batch drafts positions vocab"]
 ) -> Verification:
     """Accept each token that is the target's most probable one; of several sequences, the one that agrees longest."""

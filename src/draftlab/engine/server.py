@@ -65,7 +65,7 @@ class Server:
             served.get("max_model_len"),  # vLLM
             of_llama_cpp.get("default_generation_settings", {}).get("n_ctx"),  # of one slot
         ]
-        self.context_len = min((int(limit) for limit in limits if limit), default=sys.maxsize)  # none: as for a T5
+        self.context_length = min((int(limit) for limit in limits if limit), default=sys.maxsize)  # none: as for a T5
         version = of_vllm.get("version") or of_llama_cpp.get("build_info")
         self.description = {"model": self._name, "server": served.get("owned_by"), "version": version}
 

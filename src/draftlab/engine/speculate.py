@@ -51,8 +51,8 @@ class BlockTrace:
 
     def add(self, step: Step[Tensor], place: int, eos_ids: Collection[int]) -> None:
         """Append a block of the request at ``place``, counted up to the end of the answer."""
-        verdict, emitted, left = step.verdict, step.emitted[place], step.left[place]
-        drafted, accepted = len(verdict.drafted[place]), verdict.accepted[place]
+        verification, emitted, left = step.verification, step.emitted[place], step.left[place]
+        drafted, accepted = len(verification.drafted[place]), verification.accepted[place]
         visited = min(accepted + (accepted < drafted), len(emitted))
         self.answer_ids += emitted
         self.finished = emitted[-1] in eos_ids
@@ -60,8 +60,8 @@ class BlockTrace:
         self.visited.append(visited)
         self.accepted.append(min(accepted, len(emitted)))
         self.emitted.append(len(emitted))
-        self.overlap.append(sum(verdict.overlap[place][:visited]))
-        self.overlap_repo.append(sum(verdict.overlap_repo[place][:visited]))
+        self.overlap.append(sum(verification.overlap[place][:visited]))
+        self.overlap_repo.append(sum(verification.overlap_repo[place][:visited]))
 
     @classmethod
     def plain(cls, answer: list[int]) -> BlockTrace:
@@ -149,7 +149,7 @@ def speculate(
                 traces[rows[row]].add(step, place, eos_ids)
                 if observe is not None:
                     emitted = len(step.emitted[place])
-                    observe(rows[row], step.reading[place, step.verdict.path[place], :emitted])
+                    observe(rows[row], step.reading[place, step.verification.path[place], :emitted])
         laps += timed.laps
     draft_seconds, target_seconds, *others = np.diff(laps).sum(0).tolist()
     spent = sum(transforms)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from draftlab.core.sampling import draft_tokens, to_probs
 from draftlab.engine.loop import Verification
-from draftlab.engine.policy import Policy, Proposal, judge
+from draftlab.engine.policy import Policy, Proposal, verify_block
 from draftlab.errors import UserError
 from draftlab.models import Decoder
 from draftlab.models.llama import LlamaCache
@@ -61,17 +61,19 @@ class TreePair:
         return self.cache.decoder.project(states).view(*nodes.shape, -1)[:, self.tree.paths.to(nodes.device)]
 
     def verify(self, proposal: Proposal, reading: Float[Tensor, "batch leaves depth+1 vocab"]) -> Verification:
-        return judge(proposal, reading, self.policy)
+        return verify_block(proposal, reading, self.policy)
 
-    def settle(self, verdict: Verification, kept: Sequence[int]) -> None:
+    def settle(self, verification: Verification, kept: Sequence[int]) -> None:
         """Keep the accepted path and its last state, from which the heads guess next."""
         device = self.states.device
-        nodes = self.tree.paths.to(device)[torch.tensor(verdict.path, device=device)]
+        nodes = self.tree.paths.to(device)[torch.tensor(verification.path, device=device)]
         self.cache.gather(self.begin, nodes)
-        self.cache.crop([begin + 1 + accepted for begin, accepted in zip(self.begin, verdict.accepted, strict=True)])
+        self.cache.crop(
+            [begin + 1 + accepted for begin, accepted in zip(self.begin, verification.accepted, strict=True)]
+        )
         rows = torch.arange(len(nodes), device=device)
-        self.state = self.states[rows, nodes[rows, torch.tensor(verdict.accepted, device=device)]]
-        self.unread = torch.tensor(verdict.token, device=device)
+        self.state = self.states[rows, nodes[rows, torch.tensor(verification.accepted, device=device)]]
+        self.unread = torch.tensor(verification.token, device=device)
         if 0 < len(kept) < len(nodes):
             self.cache.take(kept)
             self.state, self.unread = self.state[list(kept)], self.unread[list(kept)]

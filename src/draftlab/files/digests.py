@@ -49,7 +49,7 @@ def _imports(tree: ast.AST) -> Iterator[str]:
 
 @cache
 def _module(module: str) -> tuple[str, frozenset[str]]:
-    """The code of one module without comments and docstrings, with its data files, and the draftlab modules it imports.
+    """A digest of one module without comments and docstrings, with its data files, and the draftlab modules it imports.
 
     Its data files have its name, or are YAML files in the folder of that name. An editor's backup (``module.py~``) is none.
     """
@@ -71,7 +71,8 @@ def _module(module: str) -> tuple[str, frozenset[str]]:
             and ast.get_docstring(node, clean=False) is not None
         ):
             node.body = node.body[1:]
-    return "".join([ast.dump(tree), *beside]), imports
+    code = "".join([ast.dump(tree), *beside])
+    return hashlib.sha256(code.encode()).hexdigest(), imports
 
 
 def _is_code(node: ast.stmt) -> bool:
@@ -111,7 +112,7 @@ PLANNING = (
 
 
 def modules_behind(*modules: str) -> dict[str, str]:
-    """The code of these modules and of every draftlab module that they import, without comments and docstrings, by module."""
+    """Digests of these modules and of every draftlab module that they import, without comments and docstrings, by module."""
     seen: dict[str, str] = {}
     queue = list(modules)
     while queue:

@@ -6,6 +6,9 @@ No message contains an access token.
 from __future__ import annotations
 
 import hashlib
+import json
+import logging
+import os
 import re
 import time
 from collections.abc import Callable
@@ -38,6 +41,11 @@ def ask(kind: Kind, name: str, request: Callable[[bool], T], *, otherwise: str) 
     """
     from huggingface_hub import constants
 
+    os.environ.setdefault(
+        "HF_XET_CLIENT_RETRY_MAX_DURATION", "20s"
+    )  # without it, an unreachable store takes over 15 minutes
+    for handler in logging.getLogger("huggingface_hub").handlers:
+        handler.addFilter(_without_signatures)  # the same function is added once
     again = False
     for wait in (*WAITS, None):
         try:
@@ -116,8 +124,15 @@ def _explained(kind: Kind, name: str, error: Exception, otherwise: str) -> UserE
     refusal = next((cause for cause in causes if isinstance(cause, absent)), None)
     if refusal is None:
         # Report the error of the hub or the network, even if a library raised another one afterwards.
-        reason = _public(next((cause for cause in causes if isinstance(cause, HTTPError)), error))
+        cause = next((cause for cause in causes if isinstance(cause, HTTPError)), error)
+        reason = _public(cause)
         remedy = "unset HF_HUB_OFFLINE" if constants.HF_HUB_OFFLINE else "check the network"
+        if getattr(getattr(cause, "response", None), "status_code", 0) in (401, 403):
+            remedy = "check your token with: hf auth login, and the network"
+        elif any(isinstance(cause, json.JSONDecodeError) for cause in causes):
+            reason = "the answer is not the hub's, but perhaps a page of a proxy"
+        elif "CAS Client Error" in str(error):  # of the store from which Xet fetches
+            remedy = "check the network, set HF_HUB_DISABLE_XET=1"
     elif isinstance(refusal, GatedRepoError) or "is a gated dataset" in str(refusal):
         reason = "it is gated"
         page = f"https://huggingface.co/{'datasets/' if kind == 'dataset' else ''}{name}"
@@ -135,7 +150,14 @@ def _public(error: BaseException) -> str:
 
 
 def without_token(text: str) -> str:
-    """Replace the hub's access token in ``text``, and anything that looks like one."""
+    """Replace the hub's access token in ``text``, anything that looks like one, and the signatures of addresses."""
     from huggingface_hub import get_token
 
-    return re.sub(r"hf_\w+", "hf_…", text.replace(get_token() or "\0", "…"))
+    text = re.sub(r"hf_\w+", "hf_…", text.replace(get_token() or "\0", "…"))
+    return re.sub(r"(https?://[^\s?'\"]+)\?[^\s'\"]*", r"\1?…", text)
+
+
+def _without_signatures(record: logging.LogRecord) -> bool:
+    """Take tokens out of what the hub's library logs: it names the signed address of every file that it tries again."""
+    record.msg, record.args = without_token(record.getMessage()), ()
+    return True

@@ -76,10 +76,7 @@ def read_table(path: Path | str, **options: Any) -> pd.DataFrame:
 
 
 def join_tables(rows: tuple[Path, ...], out: Path) -> None:
-    """Join the cells of an experiment into one tidy table that has the columns of all cells.
-
-    This does not import pandas, which would take a second.
-    """
+    """Join the cells of an experiment into one tidy table that has the columns of all cells."""  # without pandas, whose import takes a second
     if not rows:
         raise UserError("no rows to collect", remedy="name at least one file with --rows")
     tables = []

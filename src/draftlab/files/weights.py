@@ -13,6 +13,9 @@ from draftlab.files.digests import sha256
 from draftlab.files.json_files import read_object
 from draftlab.files.seals import sealed_digest, verify
 
+POINTER = b"version https://git-lfs"
+"""How a pointer of Git LFS begins."""
+
 
 def is_gguf(name: Path | str) -> bool:
     """Whether a model is a GGUF file rather than a folder, by its name."""
@@ -22,10 +25,7 @@ def is_gguf(name: Path | str) -> bool:
 def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a model folder; raises ``UserError`` if there are none, or only pickled weights."""
     index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
-    files = _parts(index) if index.is_file() else [single] if single.is_file() else []
-    missing = [file for file in files if not file.is_file()]
-    if missing:
-        raise UserError("a part of the weights is missing", file=missing[0], remedy="fetch the whole model folder")
+    files = parts_of(index) if index.is_file() else [single] if single.is_file() else []
     if not files:
         pickled = [*folder.glob("*.bin"), *folder.glob("*.pt"), *folder.glob("*.pth")]
         what = f"only pickled weights ({pickled[0].name}), which can run code" if pickled else "no model.safetensors"
@@ -51,8 +51,16 @@ def parameter_count(folder: Path) -> int:
             with safe_open(path, "pt") as file:
                 total += sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
         except (SafetensorError, OSError) as error:
+            check_no_pointer(path)
             raise UserError(f"damaged weights: {error}", file=path, remedy="fetch or make the model again") from None
     return total
+
+
+def check_no_pointer(file: Path) -> None:
+    """Raise ``UserError`` if a file is what Git leaves in its place when the repository is cloned without LFS."""
+    with file.open("rb") as opened:
+        if opened.read(len(POINTER)) == POINTER:
+            raise UserError("a pointer of Git LFS, not the weights", file=file, remedy="in its folder: git lfs pull")
 
 
 def check_sizes(target: Path, draft: Path) -> None:
@@ -64,12 +72,15 @@ def check_sizes(target: Path, draft: Path) -> None:
         raise UserError(what, file=draft, remedy=remedy)
 
 
-def _parts(index: Path) -> list[Path]:
-    """The files that an index of weights names; they must be in the folder of the index."""
-    names = read_object(index).get("weight_map")
+def parts_of(index: Path) -> list[Path]:
+    """The files that an index of weights names, ``X.index.json`` files of X's kind; they must be in the folder of the index."""
+    names, kind = read_object(index).get("weight_map"), Path(index.name.removesuffix(".index.json")).suffix
     if not isinstance(names, dict) or not all(
-        isinstance(name, str) and Path(name).name == name and name.endswith(".safetensors") for name in names.values()
+        isinstance(name, str) and Path(name).name == name and name.endswith(kind) for name in names.values()
     ):
         what = "not an index of weights in its folder"
         raise UserError(what, file=index, remedy="fetch the whole model folder again")
-    return sorted({index.with_name(name) for name in names.values()})
+    files = sorted({index.with_name(name) for name in names.values()})
+    if missing := [file for file in files if not file.is_file()]:
+        raise UserError("a part of the weights is missing", file=missing[0], remedy="fetch the whole model folder")
+    return files

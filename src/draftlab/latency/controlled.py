@@ -133,6 +133,6 @@ class Scheduled:
         self.disagreements += agreed(reading, proposal) != self.accepted
         return Verification([proposal], [0], [self.accepted], [self.text[self.position + self.accepted]])
 
-    def settle(self, verdict: Verification, kept: Sequence[int]) -> None:
+    def settle(self, verification: Verification, kept: Sequence[int]) -> None:
         self.position += self.accepted + 1
         crop((self.target, self.draft), self.position - 1)

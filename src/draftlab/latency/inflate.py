@@ -27,12 +27,12 @@ ZERO = ("self_attn.o_proj.weight", "mlp.down_proj.weight", "embed_tokens.weight"
 
 
 def inflate(model: Path, out: Path, *, layers: int, ffn: int | None = None, widths: int = 1) -> None:
-    """Pad a Llama to cost as much as a larger one, without changing its output, to ``layers`` layers with feed-forward parts ``ffn`` wide.
+    """Pad a Llama to cost as much as a larger one, without changing its output, to LAYERS layers with feed-forward parts FFN wide.
 
-    The residual stream gets ``widths`` times as many channels (1, 4, 16 ...: the square root must be a power of 2).
+    The residual stream gets WIDTHS times as many channels (1, 4, 16 ...: the square root must be a power of 2).
 
     Added layers, columns and channels have random weights and zero output projections. Logits are bit-identical with llama.cpp, and with
-    any engine if ``ffn`` and ``widths`` stay as they are (a wider sum may be blocked differently). ``UserError`` if the model would shrink.
+    any engine if FFN and WIDTHS stay as they are (a wider sum may be blocked differently). A smaller model is refused.
     """
     check_replaceable(out, lambda names: "config.json" in names)
     config = read_config(model)

@@ -105,7 +105,9 @@ def speculate(
     before, timed, started = len(pair.text), Timed(pair, clock), clock()
     for step in steps(timed, 1, max_new_tokens, eos):
         begun, drafted, _, _, settled = timed.laps[-1]
-        blocks.append(Block(len(step.verdict.drafted[0]), step.verdict.accepted[0], drafted - begun, settled - drafted))
+        blocks.append(
+            Block(len(step.verification.drafted[0]), step.verification.accepted[0], drafted - begun, settled - drafted)
+        )
         tokens += step.emitted[0]
     seconds = clock() - started
     crop((target, draft), before + len(tokens) - 1)
@@ -167,8 +169,8 @@ class Alone:
         accepted, token = verify(tokens, draft_probs, to_probs(reading, self.temperature), self.rng)
         return Verification([tokens], [0], [accepted], [token])
 
-    def settle(self, verdict: Verification, kept: Sequence[int]) -> None:
-        self.text += [*verdict.drafted[0][: verdict.accepted[0]], verdict.token[0]]
+    def settle(self, verification: Verification, kept: Sequence[int]) -> None:
+        self.text += [*verification.drafted[0][: verification.accepted[0]], verification.token[0]]
         crop((self.target, self.draft), len(self.text) - 1)
 
 

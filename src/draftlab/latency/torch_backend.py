@@ -27,7 +27,7 @@ class TorchBackend:
         self.name, self.model, self.settings, self.eos = name, model, settings, eos
         self.vocabulary: dict[str, str] = {}
         self.vocab_size = model.vocab_size
-        self.context_length = min(settings.context_length, model.context_len)
+        self.context_length = min(settings.context_length, model.context_length)
         self.decoder_start: int | None = None
         if getattr(model, "is_encoder_decoder", False):
             self.decoder_start = int(model.decoder().prefill([ENCODER_PROMPT], 0)[1])

@@ -14,16 +14,16 @@ STEP = 16  # lengths are padded to multiples of this, so that few kernels must b
 
 
 def pad_requests(
-    prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], context_len: int
+    prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], context_length: int
 ) -> tuple[Int[Tensor, "batch len"], Int[Tensor, " positions"]]:
     """Prompt + answer without the last token, padded on the right with 0, and the flat positions whose logits predict the answer tokens.
 
     **Raises:** ``UserError`` that names the request, for an empty prompt or a request longer than the context.
     """
     rows = [[*prompt, *answer][:-1] for prompt, answer in zip(prompts, answers, strict=True)]
-    check_lengths(prompts, answers, context_len)
+    check_lengths(prompts, answers, context_length)
     width = max(map(len, rows), default=0)
-    width = min(width + -width % STEP, context_len)
+    width = min(width + -width % STEP, context_length)
     tokens = pad_rows(rows, width)
     positions = [
         number * width + at
@@ -33,14 +33,14 @@ def pad_requests(
     return tokens, torch.tensor(positions, dtype=torch.long)
 
 
-def check_lengths(prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], context_len: int) -> None:
+def check_lengths(prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], context_length: int) -> None:
     """Raise ``UserError`` unless every prompt has a token and every request fits the context."""
     for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
         length = len(prompt) + len(answer)
         if not prompt:
             raise UserError(f"request {number} has an empty prompt", remedy="give every prompt at least one token")
-        if length > context_len:
-            what = f"request {number} has {length} tokens, but the context holds {context_len}"
+        if length > context_length:
+            what = f"request {number} has {length} tokens, but the context holds {context_length}"
             raise UserError(what, remedy="shorten or drop it, or use a model with a longer context")
 
 

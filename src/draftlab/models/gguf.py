@@ -56,11 +56,9 @@ def export(
 ) -> None:
     """Write a model folder (Llama or T5) as one GGUF file for llama.cpp; with --no-vocabulary, the file decodes only token ids.
 
-    Matrices are stored as ``weights`` (as f16 if a row cannot be cut into blocks of 32), and vectors as f32.
-    ``vocabulary=False`` leaves the tokenizer out: such a file decodes token ids, which is all that a latency measurement
-    needs, but not text. Anything that llama.cpp could not run is a ``UserError``. A trimmed head is widened first; without a vocabulary
-    it becomes the file's, and a table of embeddings is written next to the file (``models.trimmed``). ``vocabulary_of``: the GGUF file of a draft's target, whose vocabulary the
-    draft gets.
+    Matrices are stored as WEIGHTS (as f16 if a row cannot be cut into blocks of 32), and vectors as f32. VOCABULARY_OF is the GGUF file of
+    a draft's target, whose vocabulary the draft gets. A model that llama.cpp could not run is refused. A trimmed head is widened first;
+    without a vocabulary it stays as it is, and a table of embeddings is written next to the file.
     """
     config = read_config(model)
     if not config.get("head_tokens"):

@@ -42,7 +42,7 @@ class HubModel:
             network.set_attn_implementation("eager")  # T5 then trains in 0.7 of the time
 
     @property
-    def context_len(self) -> int:
+    def context_length(self) -> int:
         """Longest sequence; ``sys.maxsize`` for T5, whose positions are relative.
 
         Beyond its first context, a model with ``longrope`` (Phi-3) turns every position, those in the cache too. It is used up to there.
@@ -72,12 +72,12 @@ class HubModel:
         where: Int[Tensor, " chosen"] | None = None,
     ) -> Float[Tensor, "positions vocab"]:
         if self.is_encoder_decoder:
-            check_lengths(prompts, answers, self.context_len)
+            check_lengths(prompts, answers, self.context_length)
             start = self.network.config.decoder_start_token_id
-            tokens, positions = pad_requests([[start]] * len(prompts), answers, self.context_len)
+            tokens, positions = pad_requests([[start]] * len(prompts), answers, self.context_length)
             inputs = self._encoder_inputs(prompts) | {"decoder_input_ids": tokens.to(self.device)}
         else:
-            tokens, positions = pad_requests(prompts, answers, self.context_len)
+            tokens, positions = pad_requests(prompts, answers, self.context_length)
             inputs = {"input_ids": tokens.to(self.device)}
         positions = positions if where is None else positions[where.to(positions.device)]
         with self._projecting_only(positions.to(self.device)):
@@ -91,7 +91,7 @@ class HubModel:
         from transformers import DynamicCache, EncoderDecoderCache
         from transformers.modeling_outputs import BaseModelOutput
 
-        check_lengths(prompts, [[]] * len(prompts), self.context_len)
+        check_lengths(prompts, [[]] * len(prompts), self.context_length)
         if self.is_encoder_decoder:
             inputs = self._encoder_inputs(prompts)
             encoded = self.network.get_encoder()(**inputs).last_hidden_state
@@ -160,7 +160,7 @@ class HubCache:
             inputs |= {"input_ids": tokens, "attention_mask": mask}
         if self.model.wants_positions:
             at = lengths[:, None] + torch.arange(new, device=tokens.device)
-            inputs["position_ids"] = at.clamp(max=self.model.context_len - 1)
+            inputs["position_ids"] = at.clamp(max=self.model.context_length - 1)
         elif mask is not None and self.model.network.config.model_type not in RELATIVE:
             kind = self.model.network.config.model_type
             what = f"{kind} counts positions from the longest request of a batch, so shorter ones would be read wrongly"

@@ -17,9 +17,9 @@ from draftlab.files.hub import ask
 from draftlab.files.json_files import write_json
 from draftlab.files.packages import package_of
 from draftlab.files.seals import content_digest, seal
-from draftlab.files.weights import is_gguf
+from draftlab.files.weights import is_gguf, parameter_count
 from draftlab.models.config import context_of
-from draftlab.models.pickled import PICKLED, convert
+from draftlab.models.pickled import PICKLED, PICKLED_INDEX, convert
 
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 VOCABULARIES = (("tokenizer.model",), ("spiece.model",), ("vocab.json", "merges.txt"), ("vocab.txt",))
@@ -73,8 +73,9 @@ def fetch(name: str, otherwise: str = "give a local folder") -> Path:
 
     source = _resolve(name, (*WEIGHTS, *TOKENIZER), otherwise)
     if any(source.glob(WEIGHTS[0])):
+        parameter_count(source)  # refuses missing and damaged files, before a job ends with them
         return source
-    source = _resolve(name, (PICKLED, *TOKENIZER), otherwise)
+    source = _resolve(name, (PICKLED, PICKLED_INDEX, *TOKENIZER), otherwise)
     if not any(source.glob(PICKLED)):
         what = "no weights: neither *.safetensors nor pytorch_model*.bin"
         raise UserError(what, file=name, remedy="use another model")

@@ -112,7 +112,7 @@ class Llama(nn.Module):
         return self.config.vocab_size
 
     @property
-    def context_len(self) -> int:
+    def context_length(self) -> int:
         return self.config.max_position_embeddings
 
     @property
@@ -169,7 +169,7 @@ class Llama(nn.Module):
         where: Int[Tensor, " chosen"] | None = None,
     ) -> Float[Tensor, "positions head"]:
         """``answer_logits`` of the tokens of the head alone, in its order."""
-        tokens, positions = pad_requests(prompts, answers, self.context_len)
+        tokens, positions = pad_requests(prompts, answers, self.context_length)
         positions = positions if where is None else positions[where.to(positions.device)]
         return linear(self.states(tokens.to(self.device), positions.to(self.device)), self.vocab_weight)
 

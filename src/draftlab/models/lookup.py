@@ -23,7 +23,7 @@ class Lookup:
     """Prompt lookup over the vocabulary of ``model``; if ``joined``, the model predicts where lookup has no guess."""
 
     def __init__(self, model: LanguageModel, *, joined: bool = False) -> None:
-        self.vocab_size, self.context_len, self.device = model.vocab_size, model.context_len, model.device
+        self.vocab_size, self.context_length, self.device = model.vocab_size, model.context_length, model.device
         self.draft = model if joined else None
 
     def parameters(self) -> Iterator[nn.Parameter]:

@@ -50,8 +50,8 @@ class Medusa(nn.Module):
         return self.target.vocab_size
 
     @property
-    def context_len(self) -> int:
-        return self.target.context_len
+    def context_length(self) -> int:
+        return self.target.context_length
 
     @property
     def device(self) -> torch.device:
@@ -92,7 +92,7 @@ class Medusa(nn.Module):
         if (short := min(map(len, prompts), default=heads + 1)) <= heads:
             what = f"a prompt has {short} tokens, but {heads} heads look further back"
             raise UserError(what, remedy="use longer prompts")
-        tokens, positions = pad_requests(prompts, answers, self.context_len)
+        tokens, positions = pad_requests(prompts, answers, self.context_length)
         positions = positions if where is None else positions[where.to(positions.device)]
         back = positions - torch.arange(1, heads + 1)[:, None]
         with torch.no_grad():

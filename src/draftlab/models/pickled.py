@@ -18,15 +18,19 @@ from draftlab.errors import UserError, first_line
 from draftlab.files.atomic import atomic_dir
 from draftlab.files.digests import sha256
 from draftlab.files.json_files import write_json
+from draftlab.files.weights import check_no_pointer, parts_of
 
 PICKLED = "pytorch_model*.bin"
+PICKLED_INDEX = "pytorch_model.bin.index.json"
 
 
 def convert(source: Path, out: Path) -> None:
     """Write the pickled weights of a folder as safetensors to ``out``, and copy its small files; ``converted.json`` has the digests of both.
 
-    **Raises:** ``UserError`` for a file that holds anything but tensors by name.
+    **Raises:** ``UserError`` for a file that holds anything but tensors by name, and for one that the index names and the folder lacks.
     """
+    if (source / PICKLED_INDEX).is_file():
+        parts_of(source / PICKLED_INDEX)
     files, index, digests = sorted(source.glob(PICKLED)), dict[str, str](), {}
     with atomic_dir(out, sum(file.stat().st_size for file in files)) as folder:
         for file in files:
@@ -46,6 +50,7 @@ def convert(source: Path, out: Path) -> None:
 
 
 def _convert_file(file: Path, safe: Path) -> None:
+    check_no_pointer(file)
     with file.open("rb") as pickled, safe.open("wb") as weights:
         command = [sys.executable, "-m", "draftlab.models.pickled"]
         child = subprocess.run(command, stdin=pickled, stdout=weights, stderr=subprocess.PIPE, text=True, check=False)

@@ -18,6 +18,8 @@ from draftlab.plan.needs import RECORDED, Job, has_gpu, model_of, rows_of
 from draftlab.plan.run import Run
 from draftlab.plan.scale import Gpu
 from draftlab.stages import STAGES
+from draftlab.stages.live import PLAIN, contenders
+from draftlab.stages.live import Settings as Live
 from draftlab.stages.online import Settings as Online
 from draftlab.stages.tokens import Settings as Tokens
 from draftlab.train.settings import Offline, Training
@@ -77,6 +79,20 @@ def answering(card: Card, model: Sizes, dtype: str, requests: int, rows: int, pr
     return batches * (reading(card, model, rows, prompt) + new * step(card, model, dtype, rows, prompt + new / 2))
 
 
+def drafting(
+    card: Card, target: Sizes, draft: Sizes, dtype: str, rows: int, prompt: int, new: int, drafts: int, draft_len: int
+) -> float:
+    """Seconds to answer ``rows`` requests at once with ``drafts`` drafted sequences each, without verification.
+
+    Every call of the target emits one token, the fewest. A model of transformers reads the cache of every sequence.
+    """
+    sequences, length = rows * drafts, prompt + new / 2
+    copies = rows if target.kind == "llama" else sequences
+    checked = max(step(card, target, dtype, copies, length), reading(card, target, sequences, draft_len + 1))
+    call = draft_len * step(card, draft, dtype, sequences, length) + checked
+    return reading(card, target, rows, prompt) + reading(card, draft, rows, prompt) + new * call
+
+
 def updating(card: Card, model: Sizes, rows: int, length: int, forwards: int = 1) -> float:
     """Seconds of ``forwards`` passes over ``rows`` texts each, forward and backward, with the optimizer's step."""
     launched = 3 * model.layers * card.launch / 1e3
@@ -105,6 +121,8 @@ def seconds(run: Run, job: Job, card: Card, prompt: int) -> float | None:
 
 def _learning(run: Run, settings: Any, card: Card, prompt: int) -> float | None:
     """Seconds of one variant; None for a stage that is not modelled."""
+    if isinstance(settings, Live):
+        return _decoding(run, settings, card, prompt)
     if not isinstance(settings, Offline | Online | Tokens):
         return None
     pair = run.settings.pairs[settings.pair]
@@ -117,6 +135,23 @@ def _learning(run: Run, settings: Any, card: Card, prompt: int) -> float | None:
         count = settings.epochs * run.settings.data.train_requests(settings.dataset)
         return _distilling(run, settings, card, prompt, draft.sizes, count, measured=2)
     return _offline(run, settings, card, prompt, target.sizes, draft.sizes)
+
+
+def _decoding(run: Run, settings: Live, card: Card, prompt: int) -> float | None:
+    """Seconds in which every contender decodes the held-out requests."""
+    pair = run.settings.pairs[settings.pair]
+    target, draft = model_of(pair, "target"), model_of(pair, "draft")
+    if target is None or draft is None:
+        return None
+    dtype, rows, new = pair.answers.dtype, settings.batch, settings.max_new_tokens
+    batches, length, total = math.ceil(settings.requests / rows), settings.draft_len, 0.0
+    for one in contenders(settings):
+        if one.scheme == PLAIN:
+            total += answering(card, target.sizes, dtype, settings.requests, rows, prompt, new)
+        else:
+            sizes = (target.sizes, draft.sizes, dtype, rows, prompt, new, one.num_drafts, length)
+            total += batches * drafting(card, *sizes)
+    return len(settings.datasets) * total
 
 
 def _replaying(run: Run, card: Card, draft: Sizes, text: int) -> float:

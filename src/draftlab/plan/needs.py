@@ -24,7 +24,7 @@ from draftlab.stages.live import Contest
 from draftlab.stages.medusa import Settings as Medusa
 from draftlab.stages.online import Settings as Online
 from draftlab.stages.online_multidraft import Settings as Specialists
-from draftlab.train.settings import Offline, Serving, TimedServing, Training
+from draftlab.train.settings import Offline, Serving, TimedUpdates, Training, Updates
 
 RECORDED = ("teacher", "none")
 """Sources of samples for which the target does not run again."""
@@ -73,7 +73,7 @@ def _sizes_of(recipe: Recipe, vocab: int) -> Sizes:
 
 
 def jobs(run: Run) -> Iterator[Job]:
-    """Every job that uses a model, and every cell."""
+    """Every job that uses a model, a classifier of requests too, and every cell."""
     files: set[str] = set()
     for name in run.experiments:
         for cell in run.cells(name):
@@ -81,9 +81,12 @@ def jobs(run: Run) -> Iterator[Job]:
             files |= set(run.reads(name, cell))
     job_of = {"models": _model, "answers": _answer, "pairs": _pairs}
     for file in sorted(files):
-        pair, kind, name = (*Path(file).relative_to(run.folder).parts, "", "")[:3]
+        parts = Path(file).relative_to(run.folder).parts
+        pair, kind, name = (*parts, "", "")[:3]
         if kind in job_of:
             yield job_of[kind](run, pair, name)
+        elif pair == "data" and len(parts) == 4:  # data/DATASET/LABEL/FILE
+            yield Job("label", MAIN, ".".join(parts[1:]))
 
 
 def requested_mb(run: Run, rule: str, wildcards: Mapping[str, str]) -> int:
@@ -192,7 +195,7 @@ def _cell(run: Run, name: str, cell: str) -> Job:
     variants = [variant.settings for variant in run.cells(name)[cell]]
     largest = max(variants, key=lambda settings: _peak(run, settings) or 0)
     pair, stage, peak = run.pair_of(name, cell), run.at_scale[name].stage, _peak(run, largest)
-    saves = isinstance(largest, Offline | Serving)
+    saves = isinstance(largest, Offline | Updates)
     draft = model_of(run.settings.pairs[pair], largest.draft) if saves else None
     disk = 16 * draft.sizes.parameters if draft else 0
     return Job(stage, pair, f"{name}/{cell}", peak, _host(run, name, cell, stage, peak or 0), disk)
@@ -227,7 +230,7 @@ def _peak(run: Run, settings: Any) -> int | None:
     if draft is None:
         return None
     target = model_of(pair, "target")
-    if isinstance(settings, TimedServing):
+    if isinstance(settings, TimedUpdates):
         return _timed(pair, settings, draft.sizes, answer)
     length = _context(pair, draft.sizes)
     if isinstance(settings, Serving):
@@ -258,7 +261,7 @@ def _distilling(draft: Sizes, batch: int, length: int, answer: int, settings: Tr
     return training(draft, rows, length, answer, batch, settings.autocast)
 
 
-def _updating(draft: Sizes, requests: int, length: int, answer: int, settings: Serving) -> int:
+def _updating(draft: Sizes, requests: int, length: int, answer: int, settings: Updates) -> int:
     """The peak of an update on ``requests`` that were served."""
     rows = min(settings.micro_batch or requests, requests)
     return training(draft, rows, length, answer, rows, settings.autocast, in_parts=rows < requests)
@@ -304,21 +307,21 @@ def _specialists(pair: Pair, settings: Specialists) -> int | None:
     return 8 * drafts * draft.sizes.parameters + max(learning, together)
 
 
-def _timed(pair: Pair, settings: TimedServing, draft: Sizes, answer: int) -> int | None:
+def _timed(pair: Pair, settings: TimedUpdates, draft: Sizes, answer: int) -> int | None:
     """The peak of learning that is timed beside the target: of Medusa heads, or of drafts for several intervals and of a larger draft."""
     target = model_of(pair, "target")
     if target is None:
         return None
-    requests = max(settings.batch, settings.update_interval + settings.replay)
     dtype, length = pair.answers.dtype, _context(pair, target.sizes)
     if isinstance(settings, Medusa):
+        requests = max(settings.batch, settings.update_interval + settings.replay)
         rows = min(settings.micro_batch or requests, requests)
         return heads(target.sizes, dtype, draft, len(settings.widths), rows, length, answer)
     if not isinstance(settings, BreakEven) or (larger := model_of(pair, settings.larger)) is None:
         return None
     learners = 16 * draft.parameters * len(settings.intervals) + 4 * (draft.parameters + larger.sizes.parameters)
     updates = [_updating(draft, max(settings.intervals), length, answer, settings)]
-    updates.append(_updating(larger.sizes, requests, length, answer, settings))
+    updates.append(_updating(larger.sizes, settings.batch, length, answer, settings))
     return target.sizes.parameters * BYTES[dtype] + learners + max(updates)
 
 

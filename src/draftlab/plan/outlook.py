@@ -33,7 +33,7 @@ def lines(run: Run, gpu: str, card: Card, *, prompt: int = 256, gpus: int = 1) -
     for job, taken in hours.items():
         if taken * 60 > (limit := run.settings.asked(job.rule, job.pair).runtime):
             yield f"requests {limit} min, may take {taken * 60:,.0f}: {job.rule} {job.pair} {job.name}"
-    yield from _downloads(run)
+    yield from _downloads(run, every)
     large = [job for job in every if job.peak and job.peak > card.memory * 2**30 and has_gpu(run, job.rule, job.pair)]
     for job in large:
         yield f"does not fit {gpu} ({card.memory:g} GB): {job.rule} {job.pair} {job.name}, {(job.peak or 0) / 2**30:,.1f} GB"
@@ -56,7 +56,7 @@ def _by_rule(run: Run, every: Sequence[Job], hours: Mapping[Job, float]) -> Iter
     yield "GPU, GB: the most that any job takes, with every prompt as long as the context allows; host: what a job requests"
 
 
-def _downloads(run: Run) -> Iterator[str]:
+def _downloads(run: Run, every: Sequence[Job]) -> Iterator[str]:
     """A line per model to download, and per dataset that asks for access."""
     recipes = (recipe for pair in run.settings.pairs.values() for recipe in pair.models.values())
     names = {recipe.model.partition("@")[0] for recipe in recipes if recipe.model}
@@ -68,8 +68,11 @@ def _downloads(run: Run) -> Iterator[str]:
     }
     for name, size in sizes.items():
         yield f"download {size / 1e9:>8,.1f} GB  {name}"
-    yield f"download {sum(sizes.values()) / 1e9:>8,.1f} GB  in all, without the datasets, whose sizes are not known in advance"
-    datasets = map(registry.find, run.settings.every_dataset if run.settings.data.source == "hub" else [])
+    data, unknown = run.settings.data, "the datasets"
+    if any(job.rule == "label" for job in every) and "hub" in {*data.label.values(), *data.router.values()}:
+        unknown = f"the classifier {data.classifier.partition('@')[0]} and the datasets"
+    yield f"download {sum(sizes.values()) / 1e9:>8,.1f} GB  in all, without {unknown}, whose sizes are not known in advance"
+    datasets = map(registry.find, run.settings.every_dataset if data.source == "hub" else [])
     for dataset in datasets:
         if dataset.gated == "yes":
             yield f"requires access: https://huggingface.co/datasets/{dataset.hub_id}"

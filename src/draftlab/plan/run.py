@@ -26,6 +26,7 @@ from draftlab.plan.experiment import Experiment, check_datasets, load_experiment
 from draftlab.plan.grids import validated
 from draftlab.plan.scale import MAIN, Pair, Scale, ScaleSettings
 from draftlab.stages import STAGES
+from draftlab.stages._decoding import Decoding
 from draftlab.stages._places import Places
 from draftlab.stages._stage import NoInputs, Variant, cell_file
 from draftlab.stages.latency_requests import BEFORE, DISTILLED
@@ -129,7 +130,8 @@ class Run(Settings):
         """The settings of a variant with what the run sets for every cell.
 
         Training gets the scale's device; a measurement names its own. Only a target that is trained here is inflated, never one that exists.
-        ``datasets`` of a multi-draft stage are limited to those of its pair, and none of them means all.
+        ``datasets`` of a multi-draft stage are limited to those of its pair, and none of them means all. A distilled draft is the one that learnt
+        the user's prompts, if there are any.
         """
         values: dict[str, Any] = {}
         if not isinstance(settings, Engine):
@@ -142,6 +144,8 @@ class Run(Settings):
         if not isinstance(settings, Training) and "datasets" in fields:
             known = self.settings.datasets_of(settings.pair)
             values["datasets"] = [name for name in settings.datasets if name in known] or known
+        if self.config.dataset and isinstance(settings, Decoding) and settings.distilled:
+            values["distilled"] = "prompts"
         if self.config.dataset and isinstance(settings, Requests):
             values["requests"] = max(settings.requests, min(MEASURED, self.settings.data.eval))
         return settings.model_copy(update={key: value for key, value in values.items() if key in fields})
@@ -423,4 +427,5 @@ def _needed(experiment: Experiment, run: RunConfig) -> set[Dataset]:
             has_references = getattr(settings, "quality", False)  # quality is measured against references
             needs_all = isinstance(settings, Training) or has_references
             needed.update(settings.datasets if needs_all else [getattr(settings, "dataset", "")])
+            needed.update(getattr(settings, "topics", []))
     return needed - {""}

@@ -35,7 +35,7 @@ from draftlab.report.contrast import (
 from draftlab.report.published import Comparison, Published, Rule, Statement, agrees, same
 from draftlab.report.tidy import records
 
-Verdict = Literal[
+ClaimVerdict = Literal[
     "reproduced",
     "same direction",
     "printed size excluded",
@@ -45,7 +45,7 @@ Verdict = Literal[
     "compared in other rows",
     "not run at this scale",
 ]
-VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+CLAIM_VERDICTS: tuple[ClaimVerdict, ...] = get_args(ClaimVerdict)
 ROUNDING = 1e-12
 """Differences up to this size come from the order in which a sum was computed."""
 NOTHING = 1e-6
@@ -63,7 +63,7 @@ class Judgement:
     """
 
     ours: Interval | None
-    verdict: Verdict
+    verdict: ClaimVerdict
     note: str = ""
     detectable: float = math.nan
 
@@ -204,7 +204,7 @@ def _judge_number(
         return replace(NOT_RUN, ours=ours, note=note + (f" by more than {rule.margin:g}" if rule.against else ""))
     digit = published.claims[row["claim"]].digit
     judged = [(*_judge_gap(gap, printed, rule, digit, len(gaps)), gap, printed, what) for gap, printed, what in gaps]
-    judged.sort(key=lambda each: -VERDICTS.index(each[0]))
+    judged.sort(key=lambda each: -CLAIM_VERDICTS.index(each[0]))
     notes = [f"{_signed(gap)} against {what} (printed {printed:+.3g}){why}" for _, why, gap, printed, what in judged]
     verdict = judged[0][0]
     if verdict == "contradicts":
@@ -218,7 +218,7 @@ def _detectable(gaps: Sequence[Interval]) -> float:
     return max(filter(math.isfinite, sizes), default=math.nan)
 
 
-def _judge_gap(gap: Interval, printed: float, rule: Rule, digit: float, comparisons: int) -> tuple[Verdict, str]:
+def _judge_gap(gap: Interval, printed: float, rule: Rule, digit: float, comparisons: int) -> tuple[ClaimVerdict, str]:
     """The verdict on one of our differences beside the printed one, and a reason if it does not follow from the sign alone.
 
     If the printed difference counts as none (``alike``), ours must lie within the margin (two one-sided tests). Two printed numbers,
@@ -387,7 +387,7 @@ def _judge_statement(statement: Statement, tables: Tables, setting: Scale) -> Ju
     count = f"{held} of {len(compared)} comparisons hold{allowed}"
     count += (f", {failed} fail" if failed else "") + (f", {undecided} undecided" if undecided else "")
     note = f"{count}; least favourable ({what}): {_signed(gap)}"
-    verdict: Verdict = "contradicts" if failed else "undecided" if undecided else "same direction"
+    verdict: ClaimVerdict = "contradicts" if failed else "undecided" if undecided else "same direction"
     if verdict == "contradicts":
         note = _join(note, statement.explanation)
     if verdict == "same direction" and setting in statement.same_setting:

@@ -27,7 +27,7 @@ from draftlab.files.json_files import read_json, split_common
 from draftlab.files.tables import read_table
 from draftlab.plan import Scale
 from draftlab.report import findings, published, summary, tables, tidy
-from draftlab.report.ledger import VERDICTS, by_chance
+from draftlab.report.ledger import CLAIM_VERDICTS, by_chance
 from draftlab.report.provenance import cells_of, flatten
 
 PAPERS = {
@@ -90,7 +90,7 @@ def write(
         sections=sections,
         headlines=[section for section in sections if section["id"] in HEADLINES],
         ledger=tidy.records(ledger),
-        verdicts={verdict: int((ledger["verdict"] == verdict).sum()) for verdict in VERDICTS},
+        verdicts={verdict: int((ledger["verdict"] == verdict).sum()) for verdict in CLAIM_VERDICTS},
         chance=by_chance(ledger),
         statements=[row for row in tidy.records(ledger) if row["published"] == "in words"],
         tokens=None if "show_tokens=False" in config else _token_view(results / "tokens.json"),

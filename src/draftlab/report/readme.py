@@ -15,7 +15,7 @@ from draftlab.files.tables import read_table, tables_in
 from draftlab.files.yaml_files import read_yaml
 from draftlab.plan import load_experiment
 from draftlab.report import stages_page
-from draftlab.report.ledger import VERDICTS, by_chance
+from draftlab.report.ledger import CLAIM_VERDICTS, by_chance
 from draftlab.report.tidy import records
 
 CLAIMS = Path("paper_figures/laptop/data/claims.csv")
@@ -172,7 +172,7 @@ def _score(root: Path) -> str:
     """How many claims of both papers got each verdict, and how many contradictions chance alone would make."""
     claims = _claims(root)
     verdicts = claims["verdict"]
-    counts = {verdict: (verdicts == verdict).sum() for verdict in VERDICTS if (verdicts == verdict).any()}
+    counts = {verdict: (verdicts == verdict).sum() for verdict in CLAIM_VERDICTS if (verdicts == verdict).any()}
     rows = (counts, ["---:"] * len(counts), counts.values())
     return "\n".join([*(f"| {' | '.join(map(str, row))} |" for row in rows), "", by_chance(claims)])
 

@@ -16,21 +16,19 @@ from draftlab.stages._counts import UnroundedCounts
 from draftlab.stages._inputs import Distillation
 from draftlab.stages._measures import ALPHA, BLOCK_EFFICIENCY
 from draftlab.stages._stage import Bench, Facts, column, stage_of, timing
-from draftlab.train.settings import TimedServing
+from draftlab.train.settings import Serving, TimedUpdates
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-class Settings(TimedServing):
+class Settings(TimedUpdates):
     """The cost of updates against what they save, for each of ``intervals``, and against a larger static draft with the same compute.
 
     The stream is the first ``requests`` of the dataset. The draft ``larger`` is distilled beforehand on the requests that follow, with as many
     FLOPs as the online draft's training takes. Each step and update is timed ``measurements`` times, interleaved. ``context``: tokens in the caches.
     """
 
-    update_interval: int = Field(0, ge=0, le=0, description="not used: see ``intervals``")
-    replay: int = Field(0, ge=0, le=0, description="not used: the price of an update is that of fresh requests")
     intervals: list[Count] = Field(min_length=1)
     larger: str = "draft_large"
     measurements: int = Field(gt=0)
@@ -117,9 +115,10 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     )
     static = price(serve_unchanged(draft, stream, settings.draft_len), name="draft")
     runs, effort = {("static", 0): static}, Effort()
+    learning = settings.model_dump(include=set(Serving.model_fields))
     for interval in settings.intervals:
         learner = copy.deepcopy(draft)
-        rows, spent = serve(learner, stream, settings.model_copy(update={"update_interval": interval}))
+        rows, spent = serve(learner, stream, Serving(**learning, update_interval=interval))
         effort = max(effort, spent, key=lambda effort: effort.tokens)
         runs["online", interval] = price(rows, name="draft", update=f"update {interval}", share=1 / interval)
     tokens = effort.tokens * sizes["draft"].weights / sizes["larger"].weights

@@ -14,7 +14,7 @@ from draftlab.stages._counts import UnroundedCounts
 from draftlab.stages._inputs import Distillation
 from draftlab.stages._measures import ALPHA, BLOCK_EFFICIENCY
 from draftlab.stages._stage import Bench, Facts, column, stage_of, timing
-from draftlab.train.settings import TimedServing
+from draftlab.train.settings import Serving, TimedUpdates
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from draftlab.train.learning import Effort
 
 
-class Settings(TimedServing):
+class Settings(TimedUpdates, Serving):
     """Heads on the target compared with a draft, before and after both learnt from ``requests`` of the stream (OSD, Table 4).
 
     The heads learn at ``heads_learning_rate``. Like released heads, they first learn other answers of their target: those to ``warm_requests`` of

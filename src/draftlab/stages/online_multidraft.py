@@ -13,6 +13,7 @@ from draftlab.core.settings import Dataset, Dtype, NonNegativeInt
 from draftlab.core.settings import Settings as Base
 from draftlab.engine.answers import recorded_name
 from draftlab.errors import UserError
+from draftlab.files.atomic import atomic_path
 from draftlab.stages._inputs import TargetAndDraft
 from draftlab.stages._measures import BLOCK_EFFICIENCY
 from draftlab.stages._places import Places
@@ -99,13 +100,14 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
 
     All arrangements make equally many target calls and updates: routing drafts each request with its topic's specialist, as many times as
     there are specialists; the shared draft learnt all topics.
+
+    Drafts that have learnt and tables that are finished are kept in ``bench.parts``; a killed job goes on after them.
     """
     import pandas as pd
 
     from draftlab.engine.recording import load_pass
     from draftlab.files.weights import check_sizes
     from draftlab.models import load_model, load_tokenizer
-    from draftlab.train.online import serve
 
     def passes(split: str) -> list[TargetPass]:
         return [load_pass(inputs.answers / recorded_name(topic, split)) for topic in settings.topics]
@@ -121,14 +123,14 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
         if (count := len(answers.answers)) < settings.stream:
             what = f"only {count} answers of {topic} for {settings.stream} requests to learn from"
             raise UserError(what, remedy="lower stream, or raise data.train of the scale")
-    frames = []
+    frames: list[pd.DataFrame] = []
     for seed in settings.seeds:
         stream, learning = _mixture(recorded, settings, seed), _learning(settings, seed)
-        shared, *specialists = (fresh_draft() for _ in range(1 + len(settings.topics)))
-        serve(shared, stream, learning)
-        for topic, specialist in zip(settings.topics, specialists, strict=True):
-            of_topic = [place for place, group in enumerate(stream.group) if group == topic]
-            serve(specialist, stream.take(of_topic), learning)
+        of_topics = [stream.take([n for n, group in enumerate(stream.group) if group == t]) for t in settings.topics]
+        shared, *specialists = (
+            _learnt(fresh_draft(), served, learning, bench.part(f"{seed}.{number}.safetensors"))
+            for number, served in enumerate([stream, *of_topics])
+        )
         original = fresh_draft()
         for number, topic in enumerate(settings.topics):
             arranged = _arrangements(original, shared, specialists, number)
@@ -136,10 +138,14 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
             for (drafts, models), scheme in itertools.product(arranged.items(), settings.schemes):
                 if len(models) == 1 and scheme != settings.schemes[0]:
                     continue  # with one sequence every scheme is single-draft verification
-                rows = _decode(target, models, requests, scheme, tokenizer.eos_ids, settings, seed)
-                frames.append(
-                    rows.assign(seed=seed, dataset=topic, drafts=drafts, num_drafts=len(models), scheme=scheme)
-                )
+                part = bench.part(f"{seed}.{len(frames)}.parquet")
+                if part is None or not part.is_file():
+                    rows = _decode(target, models, requests, scheme, tokenizer.eos_ids, settings, seed)
+                    rows = rows.assign(seed=seed, dataset=topic, drafts=drafts, num_drafts=len(models), scheme=scheme)
+                    if part:
+                        with atomic_path(part) as temporary:
+                            rows.to_parquet(temporary)
+                frames.append(pd.read_parquet(part) if part else rows)
     return pd.concat(frames, ignore_index=True), {}
 
 
@@ -163,6 +169,26 @@ def _learning(settings: Settings, seed: int) -> Serving:
     names = {"learning_rate", "update_interval", "loss", "loss_positions", "draft_len", "device"}
     others = {"dataset": "+".join(settings.topics), "seed": seed, "batch": settings.update_interval}
     return Serving.model_validate(others | settings.model_dump(include=names))
+
+
+def _learnt(draft: LanguageModel, traffic: Traffic, learning: Serving, part: Path | None) -> LanguageModel:
+    """The draft after it learnt along ``traffic``; its weights are kept in ``part``."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    from draftlab.train.online import serve
+
+    if part and part.is_file():
+        weights = load_file(part)
+        with torch.no_grad():
+            for name, value in draft.named_parameters():
+                value.copy_(weights[name])
+        return draft
+    serve(draft, traffic, learning, checkpoint=part and part.with_suffix(".checkpoint"))
+    if part:
+        with atomic_path(part) as temporary:
+            save_file({name: value.detach().contiguous() for name, value in draft.named_parameters()}, temporary)
+    return draft
 
 
 def _arrangements(

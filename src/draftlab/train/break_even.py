@@ -15,7 +15,7 @@ from draftlab.models import LanguageModel
 from draftlab.models.clock import clock_of
 from draftlab.train import training
 from draftlab.train.online import learn, replay_server, whole_answers
-from draftlab.train.settings import Serving
+from draftlab.train.settings import Updates
 from draftlab.train.traffic import Traffic
 
 STEPS = 8
@@ -76,7 +76,7 @@ def measure(
     draft: LanguageModel,
     larger: LanguageModel,
     stream: Traffic,
-    settings: Serving,
+    settings: Updates,
     *,
     intervals: Sequence[int],
     context: int,

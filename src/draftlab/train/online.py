@@ -32,7 +32,7 @@ from draftlab.train import training
 from draftlab.train.heads import answer_logits, kept_by
 from draftlab.train.learning import Effort, losses_at
 from draftlab.train.offline import counts
-from draftlab.train.settings import LossPositions, Serving
+from draftlab.train.settings import LossPositions, Serving, Updates
 from draftlab.train.traffic import Traffic
 
 
@@ -67,7 +67,7 @@ Server = Callable[[LanguageModel, Traffic, Sequence[int], Serving, Generator], t
 
 
 def replay_server(
-    draft: LanguageModel, traffic: Traffic, requests: Sequence[int], settings: Serving, rng: Generator
+    draft: LanguageModel, traffic: Traffic, requests: Sequence[int], settings: Updates, rng: Generator
 ) -> tuple[pd.DataFrame, list[Lesson]]:
     """Serve by replay: one forward pass of the draft, none of the target."""
     agree = agree_along(draft, traffic.answers, requests, batch_size=len(requests))
@@ -75,7 +75,7 @@ def replay_server(
 
 
 def served_by(
-    agree: Agreement, traffic: Traffic, requests: Sequence[int], settings: Serving, rng: Generator
+    agree: Agreement, traffic: Traffic, requests: Sequence[int], settings: Updates, rng: Generator
 ) -> tuple[pd.DataFrame, list[Lesson]]:
     """The counts and lessons of ``requests``, given the draft's agreement with the target."""
     walked = walk(agree, settings.draft_len)
@@ -228,7 +228,7 @@ def learn(
     learner: LanguageModel,
     optimizer: torch.optim.Optimizer,
     lessons: Sequence[Lesson],
-    settings: Serving,
+    settings: Updates,
 ) -> tuple[int, float]:
     """One update on the mean loss over all positions of the lessons; returns their number and the loss. Without positions nothing happens.
 
@@ -243,7 +243,7 @@ def learn(
     return count, training.update(optimizer, losses, settings.clip)
 
 
-def _losses(learner: LanguageModel, lessons: Sequence[Lesson], settings: Serving) -> Float[Tensor, " chosen"]:
+def _losses(learner: LanguageModel, lessons: Sequence[Lesson], settings: Updates) -> Float[Tensor, " chosen"]:
     """The loss at each position of the lessons."""
     records = [lesson.answers.answers[lesson.request] for lesson in lessons]
     begins = np.cumsum([0, *(len(record.answer_ids) for record in records[:-1])])

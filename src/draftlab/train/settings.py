@@ -75,16 +75,20 @@ class Offline(Training):
     timed: bool = Field(False, description="add the column learning_seconds of each measurement")
 
 
-class Serving(Training):
+class Updates(Training):
+    """How a draft is updated with requests that it served: ``loss_positions`` of each; the update reaches the server ``lag`` requests later."""
+
+    loss_positions: LossPositions = "rejected"
+    lag: int = Field(0, ge=0)
+
+
+class Serving(Updates):
     """How a draft learns while it serves (OSD, Algorithm 1).
 
-    It learns from every ``update_interval`` requests and ``replay`` older ones out of the last ``buffer`` (0: all); an update
-    reaches the server ``lag`` requests later.
+    It learns from every ``update_interval`` requests and ``replay`` older ones out of the last ``buffer`` (0: all).
     """
 
     update_interval: int = Field(gt=0)
-    loss_positions: LossPositions = "rejected"
-    lag: int = Field(0, ge=0)
     replay: int = Field(0, ge=0)
     buffer: int = Field(0, ge=0)
 
@@ -105,8 +109,8 @@ class ReplayLog(Serving):
     ceiling: int = Field(12, ge=0)
 
 
-class TimedServing(Serving):
-    """Learning that is timed beside decoding; ``inflated_layers`` and ``inflated_ffn`` as for an ``Engine``."""
+class TimedUpdates(Updates):
+    """Updates that are timed beside decoding; ``inflated_layers`` and ``inflated_ffn`` as for an ``Engine``."""
 
     requests: int = Field(gt=0)
     inflated_layers: int = Field(0, ge=0)

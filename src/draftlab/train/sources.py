@@ -191,7 +191,7 @@ class _Mixture:
     def __init__(self, target: LanguageModel, draft: LanguageModel, generator: Generator) -> None:
         self.models, self.generator = (target, draft), generator
         self.device, self.vocab_size = target.device, target.vocab_size
-        self.context_len = min(target.context_len, draft.context_len)
+        self.context_length = min(target.context_length, draft.context_length)
         self.target_logits, self.coins = torch.empty(0), torch.empty(0, dtype=torch.bool)
 
     def decoder(self) -> _Mixture:

@@ -29,8 +29,8 @@ def _acceptance(target_probs: Table, draft_probs: Tables) -> Acceptance:
 
 
 def _accepted_mass(target_probs: Table, draft: Table, num_drafts: int) -> Table:
-    """Probability that each token is drafted and emitted; no more tokens are drafted than there are."""
-    top = greedy_tokens(draft, min(num_drafts, draft.shape[-1]) - 1)
+    """Probability that each token is drafted and emitted."""
+    top = greedy_tokens(draft, num_drafts - 1)
     rest = draft.scatter(-1, top, 0.0)
     rest = rest / rest.sum(-1, keepdim=True).clamp_min(SMALLEST)
     accepted = target_probs.minimum(rest).scatter(-1, top, target_probs.gather(-1, top))

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from draftlab.core.sampling import Table, Tables, Tokens
-from draftlab.core.verify.survivors import Order, Position, add_draft, add_unseen, sum_tables
+from draftlab.core.verify.survivors import Order, Position, add_draft, add_unseen
 from draftlab.core.verify.token import Acceptance, Decision, TokenVerifier
 
 SMALLEST = torch.finfo(torch.float64).tiny
@@ -94,16 +94,12 @@ def _acceptance(target_probs: Table, draft_probs: Tables) -> Acceptance:
 
 
 def _survivors(position: Position, order: Order) -> Tensor:
-    """Either the first draft is y and accepted, ``min(q, p)``, or it is rejected and the residual is y. The other drafts equal y by chance."""
-    group, table = order[0], position.start()
-    draft = position.groups[group]
-    at_target, at_draft = position.at(position.target), position.at(draft)
-    shared = at_target.minimum(at_draft)
-    missed = 1 - position.target.minimum(draft).sum(-1)
-    residual = position.at(reject_residual(position.target, draft))
-    accepted = add_draft(table, group, torch.zeros_like(shared), shared)
-    rejected = add_draft(table, group, (missed - (at_draft - shared)) * residual, (at_draft - shared) * residual)
-    return add_unseen(position, sum_tables([accepted, rejected]), order[1:])
+    """Either the first draft is y and accepted, ``min(q, p)``, or another token is rejected and the residual is y: a token that may be
+    rejected has no residual. The other drafts equal y by chance."""
+    group, draft = order[0], position.groups[order[0]]
+    shared = position.target.minimum(draft)
+    rejected = (1 - shared.sum(-1)) * position.at(reject_residual(position.target, draft))
+    return add_unseen(position, add_draft(position.start(), group, rejected, position.at(shared)), order[1:])
 
 
 single = TokenVerifier("single", "independent", _decide, _acceptance, survivors=_survivors)

@@ -17,13 +17,15 @@ def draw_printed(
 ) -> None:
     """Draw printed numbers beside our ``rows`` of one panel; ``order`` lists its series, ``length`` is that of the printed stream."""
     settings = {setting: rows[column].iloc[0] for setting, column in form.match.items()}
+    numbers = published.of(form.claim, **form.where | settings)
+    if numbers.empty:  # as for the user's prompts
+        return
     if form.ranks:
         sizes = sorted(rows[form.x].unique())
         x = [sizes[min(rank, len(sizes) - 1)] for rank in form.ranks.values()]
         largest = [published.of(form.claim, **settings, variant=variant)["value"].max() for variant in form.ranks]
         ax.plot(x, largest, form.marker, mfc="none", mec=INK, ms=4, label=form.label)
         return
-    numbers = published.of(form.claim, **form.where | settings)
     style = look(form.like, order.index(form.like) if form.like in order else 0)
     if form.late:
         for value in numbers["value"]:

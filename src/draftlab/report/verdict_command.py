@@ -114,15 +114,15 @@ def run(settings: VerdictSettings, out: Path | None) -> list[tuple[Path, Verdict
             verdicts.append((folder, None))
             continue
         results = _run_workflow(settings, draft, name, out or Path())
-        judged = judge(results, settings, draft, left_out, rate, trace)
+        judged = judge_run(results, settings, draft, left_out, rate, trace)
         write_text(folder / "verdict.json", judged.model_dump_json(indent=1) + "\n")
         write_text(folder / "verdict.html", page(judged, settings, folder, draft, results))
-        card.write(judged, draft, results / "cells/traffic_verdict" / f"prompts.{settings.temperature}")
+        card.write(judged, draft, _cell(results, settings))
         verdicts.append((folder, judged))
     return verdicts
 
 
-def judge(
+def judge_run(
     results: Path,
     settings: VerdictSettings,
     draft: str,
@@ -131,8 +131,7 @@ def judge(
     trace: traces.Arrivals | None,
 ) -> Verdict:
     """Judge one draft from the tables of a finished run."""
-    temperature = settings.temperature
-    cell = results / "cells/traffic_verdict" / f"prompts.{temperature}"
+    temperature, cell = settings.temperature, _cell(results, settings)
     rows, facts = read_table(cell / "rows.csv"), read_object(cell / "run.json")["runs"][0]
     answers = {split: _answers(results, split, temperature) for split in ("train", "eval")}
     if unread := dropped.unread(results):
@@ -176,6 +175,11 @@ def judge(
         trace=trace,
         progress=lambda line: print(line, file=sys.stderr),
     )
+
+
+def _cell(results: Path, settings: VerdictSettings) -> Path:
+    """The folder of the replayed requests in a run."""
+    return results / "cells/traffic_verdict" / f"prompts.{settings.temperature}"
 
 
 def _size(folder: Path, name: str) -> int:
@@ -234,7 +238,7 @@ def commands(judged: Verdict, settings: VerdictSettings, folder: Path, draft: st
         served = draft or str(results / "main/models/draft")
     else:
         kept = "kept_learning" if promise.option == "kept_learning" else "draft"
-        served = str(results / "cells/traffic_verdict" / f"prompts.{settings.temperature}" / kept)
+        served = str(_cell(results, settings) / kept)
     config = Path(served) / "config.json"
     if config.is_file() and read_object(config).get("head_tokens"):
         steps.append(["draftlab", "widen", "--model", served, "--out", str(folder / "draft")])
@@ -325,7 +329,7 @@ def _run_workflow(settings: VerdictSettings, draft: str, name: str, folder: Path
     run_of(
         [f"{key}={value}" for key, value in config.items()]
     )  # a wrong model or scale is one line, not Snakemake's error
-    wanted = [results / "cells/traffic_verdict" / f"prompts.{settings.temperature}" / "rows.csv"]
+    wanted = [_cell(results, settings) / "rows.csv"]
     wanted += [] if settings.hardware else [results / "traffic_cost.csv"]
     command: list[object] = [sys.executable, "-m", "snakemake", "--snakefile", ROOT / "Snakefile"]
     command += ["--directory", folder, "--workflow-profile", ROOT / "profiles/default", "--nolock"]
