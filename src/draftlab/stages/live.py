@@ -62,8 +62,6 @@ class Contest(Decoding):
 
 
 class Settings(Contest):
-    """Live decoding with several drafted sequences."""
-
     quality: bool = Field(False, description="also ROUGE-L and BLEU of each answer")
 
 

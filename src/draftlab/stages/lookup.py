@@ -30,10 +30,7 @@ THRESHOLDS = tuple(step / 20 for step in range(20))
 
 
 class Settings(Base):
-    """Prompt lookup, a distilled draft, and lookup before it, along recorded greedy answers; the target does not run.
-
-    A block costs 1 + ``verify_cost`` target steps, and each step of the draft's model costs ``cost_ratio``.
-    """
+    """Prompt lookup, a distilled draft, and lookup before it, along recorded greedy answers; the target does not run."""
 
     dataset: Dataset = Field(description="dataset whose recorded answers are used")
     pair: str = Field("main", description="the pair whose target and drafts are used")

@@ -153,15 +153,12 @@ MEASURES = ALPHAS | {
 
 
 class Inputs(Distillation):
-    """Recorded answers and models; for a stream also its requests, its held-out requests, and how the ``router`` finds their classes.
+    """Recorded answers and models; for a stream also its requests, and how their classes are found."""
 
-    ``classifier``: the model behind the router ``hub``.
-    """
-
-    requests: list[Path] = []
-    held_out: list[Path] = []
-    router: Method = "naive_bayes"
-    classifier: str = ""
+    requests: list[Path] = Field([], description="files of the requests of a stream, one for each dataset")
+    held_out: list[Path] = Field([], description="files of the held-out requests, likewise")
+    router: Method = Field("naive_bayes", description="how the class of a request is found where drafts is by_route")
+    classifier: str = Field("", description="the model behind the router hub")
 
     @classmethod
     def locate(cls, variants: Sequence[Any], places: Places) -> Self:
