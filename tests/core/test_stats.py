@@ -43,6 +43,7 @@ def test_paired_difference_is_tighter_than_two_intervals():
     assert actual.estimate == pytest.approx(0.1)
     assert actual.high - actual.low < 1e-9
     assert stats.ratio(before, visited).high - stats.ratio(before, visited).low > 0.02
+    assert stats.ratio_difference([3, 3], [4, 8], [1, 1], [4, 4]).estimate == 6 / 12 - 2 / 8
 
 
 def test_the_order_of_requests_changes_no_interval():
@@ -50,7 +51,11 @@ def test_the_order_of_requests_changes_no_interval():
     sums = rng.integers(1, 40, (4, 30))
     shuffled = sums[:, rng.permutation(30)]
     assert stats.ratio_difference(*sums) == stats.ratio_difference(*shuffled)
-    assert stats.ratio(*sums[:2]) == stats.ratio(*shuffled[:2])
+    once = stats.ratio(*sums[:2])
+    assert once == stats.ratio(*shuffled[:2])
+    stats._bootstrap.cache_clear()
+    assert once == stats.ratio(*sums[:2]), "the same seed gives the same interval"
+    assert once != stats.ratio(*sums[:2], seed=1)
 
 
 def test_ratio_table_takes_seeds_of_a_request_as_one_cluster():

@@ -91,6 +91,7 @@ def test_a_damaged_row(name: str, cleaner: Cleaner, data: st.DataObject) -> None
         ("starcoder", {"content": "word " * 150}, "no more than 150 words"),
         ("wmt16", {"translation": "Hallo"}, "translation is str, not an object"),
         ("oasst", {"text": "yes", "parent_id": "a"}, "a reply"),
+        ("oasst", {"text": "t", "role": "assistant"}, "a reply"),
         ("sharegpt", {"conversations": [{"from": "gpt", "value": "hi"}]}, "no user turn"),
         ("sharegpt", {"conversations": [{"from": "robot", "value": "hi"}]}, "unknown role"),
         ("sharegpt", {"id": "1"}, "the conversation is NoneType, not a list"),
@@ -124,6 +125,11 @@ def test_reasons(name: str, row: Any, reason: str) -> None:
          "    x = 1\n    return x"),
         ("humaneval", {"prompt": "def f():\n", "canonical_solution": "  \n"}, "def f():\n", None),
         ("mbpp", {"prompt": "p", "code": "c"}, "p", "c"),
+        ("cnn_dailymail", {"article": "d", "highlights": "s"}, "summarize: d", "s"),
+        ("xsum", {"document": "d", "summary": "s"}, "summarize: d", "s"),
+        ("mgsm", {"question": "q", "answer": "Step 1", "answer_number": "12"}, "q", "12"),
+        ("starcoder", {"content": " ".join(map(str, range(160)))}, " ".join(map(str, range(100, 150))),
+         " ".join(map(str, range(150, 160)))),
         ("wmt16", {"translation": {"en": "yes", "de": "ja"}}, "translate English to German: yes", "ja"),
         ("dolly", {"instruction": "i", "context": "c", "response": "r"}, "i\nc", "r"),
         ("mt_bench", {"turns": ["one", "two"], "reference": ["r"]}, "one", "r"),
@@ -146,6 +152,15 @@ def test_prompts(name: str, row: Any, text: str, reference: str | None) -> None:
     assert (found.text, found.reference) == (text, reference)
 
 
+def test_the_length_of_a_prompt_is_that_of_its_conversation() -> None:
+    said = [{"role": role, "content": text} for role, text in (("user", "x" * 90), ("assistant", "y"), ("user", "z"))]
+    for most, kind in ((90, Rejection), (200, Prompt)):
+        [found] = cleaners.clean(
+            "prompts", "train", [RawRow("f", 1, {"messages": said})], cleaner=CLEANERS["prompts"], max_chars=most
+        )
+        assert isinstance(found, kind)
+
+
 def test_osd_leaves_the_input_out() -> None:
     assert OSD_REPO_CLEANERS["finance_alpaca"]({"instruction": "i", "input": "more", "output": "o"}).text == "i"
 
@@ -154,6 +169,14 @@ def test_labels_come_along() -> None:
     conversation = [{"role": "user", "content": "u"}]
     row = {"conversation_a": conversation, "language": "English", "tstamp": 5.0, "model": "m", "topic": None}
     assert CLEANERS["arena"](row).meta == {"turns": 1, "language": "English", "time": 5.0, "model": "m"}
+    assert CLEANERS["arena_hard"]({"prompt": "p", "cluster": "c", "category": "hard", "language": "English"}).meta == {
+        "topic": "c",
+        "language": "English",
+    }
+    assert CLEANERS["prompts"]({"messages": conversation, "language": "English"}).meta == {
+        "turns": 1,
+        "language": "English",
+    }
     never = {"conversation": conversation, "tstamp": float("nan"), "language": "\ud800"}
     assert CLEANERS["arena"](never).meta == {"turns": 1}
     with pytest.raises(BadRow):

@@ -104,7 +104,9 @@ def test_gzip_cut_off(tmp_path: Path) -> None:
     whole = gzip.compress(b"\n".join(lines))
     rows = read(tmp_path, whole[: len(whole) // 2], "train.jsonl.gz")
     assert 100 < len(good(rows)) < 5000
-    assert "broken gzip" in problems(rows)[-1][1]
+    line, problem = problems(rows)[-1]
+    assert line == len(rows)
+    assert "broken gzip" in problem
 
 
 def test_utf16_is_refused(tmp_path: Path) -> None:
@@ -113,13 +115,13 @@ def test_utf16_is_refused(tmp_path: Path) -> None:
 
 
 def test_tables(tmp_path: Path) -> None:
-    rows = read(tmp_path, b'prompt,answer\n"a, b",c\nonly one\n"two\nlines",d\n', "mine.csv")
+    rows = read(tmp_path, b'prompt,answer\n"a, b",c\nonly one\n"two\nlines",d\none,too,many\n', "mine.csv")
     assert [row.row for row in rows if row.problem is None] == [
         {"prompt": "a, b", "answer": "c"},
         {"prompt": "two\nlines", "answer": "d"},
     ]
     assert good(rows) == [2, 4]
-    assert problems(rows) == [(3, "more or fewer columns than the header")]
+    assert problems(rows) == [(line, "more or fewer columns than the header") for line in (3, 6)]
     assert rows[1].row == "1 columns, not 2: only one"
     tsv = read(tmp_path, b'prompt\tanswer\nWhat is "x"?\t18\n', "mine.tsv")
     assert [row.row for row in tsv] == [{"prompt": 'What is "x"?', "answer": "18"}]
@@ -132,6 +134,7 @@ def test_tables(tmp_path: Path) -> None:
         (b"Prompt,Response\nhow?,so\n", {"prompt": "how?", "response": "so"}),
         (b"id, request text ,PROMPT\n1,x,how?\n", {"id": "1", "request text": "x", "prompt": "how?"}),
         (b'\xef\xbb\xbf"Question"\nhow?\n', {"question": "how?"}),
+        (b"id,prompt,a;b\n1,how?,x\n", {"id": "1", "prompt": "how?", "a;b": "x"}),
         (b",prompt,\n0,how?,\n", {"": "", "prompt": "how?"}),
     ],
 )
@@ -183,7 +186,9 @@ def test_parquet(tmp_path: Path) -> None:
     assert [row.row for row in read_rows(tmp_path / "train.parquet")] == [GOOD] * 3
     content = (tmp_path / "train.parquet").read_bytes()
     (tmp_path / "cut.parquet").write_bytes(content[:-40])
-    assert "broken Parquet" in problems(list(read_rows(tmp_path / "cut.parquet")))[0][1]
+    [(line, problem)] = problems(list(read_rows(tmp_path / "cut.parquet")))
+    assert line == 1
+    assert "broken Parquet" in problem
 
 
 def test_parquet_of_what_json_has_not(tmp_path: Path) -> None:
@@ -268,6 +273,7 @@ def test_a_log_without_prompts_is_refused(tmp_path: Path, line: str) -> None:
     ("name", "text"),
     [
         ("a.txt", "INFO is what?\nWhy?\nThe time is 12:30:45. And then?\n"),
+        ("a.txt", "2025-11-26 09:52:11 what is it?\nWhy?\n"),
         ("a.txt", "Information on 2025-11-26\nAn ERROR occurs\n"),
         ("a.txt", "CRITICAL thinking: name three rules.\nERROR handling in Go?\nINFO: what does this mean?\n"),
         ("a.txt", "Fix my cron 2024-01-01T10:00:00\nThe meeting is at 3 10:00:00 today?\n"),
@@ -322,10 +328,10 @@ def test_a_line_too_long_is_a_rejected_row_at_bounded_memory(tmp_path: Path) -> 
 @pytest.mark.parametrize("chunk", [1, 2, 7, 64])
 def test_an_array_is_read_alike_in_any_chunks(chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "array.json"
-    rows = [{"prompt": f"é{number}", "n": number} for number in range(20)]
+    rows = [{"prompt": f"é{number}", "n": number} for number in range(19)] + [12345]
     file.write_bytes(b"\xef\xbb\xbf" + ("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n").encode())
     whole = list(readers.read_rows(file))
-    assert [row.row for row in whole] == rows
+    assert [row.row for row in whole] == [*rows[:-1], "12345"], "a number is no row"
     assert [row.line for row in whole] == list(range(2, 22))
     monkeypatch.setattr(readers, "CHUNK", chunk)
     assert list(readers.read_rows(file)) == whole

@@ -46,7 +46,7 @@ QUESTIONS = st.lists(st.sampled_from([*"abcdefghij", ""]), max_size=30)
 
 
 @settings(max_examples=60, deadline=None)
-@given(train=QUESTIONS, evaluation=QUESTIONS, n=st.integers(0, 12), seed=st.integers(0, 3))
+@given(train=QUESTIONS, evaluation=st.just([]) | QUESTIONS, n=st.integers(0, 12), seed=st.integers(0, 3))
 def test_clean_splits_account_for_every_row(
     tmp_path_factory: pytest.TempPathFactory, train: list[str], evaluation: list[str], n: int, seed: int
 ) -> None:
@@ -133,6 +133,17 @@ def test_a_conversation_is_on_one_side(tmp_path: Path) -> None:
     assert (counts["kept"], counts["held_out"], counts["overlap"], counts["duplicates"]) == (85, 12, 3, 0)
 
 
+def test_requests_alike_in_different_conversations_are_no_duplicates(tmp_path: Path) -> None:
+    roles = ("user", "assistant", "user")
+    said = [zip(roles, (first, "yes", "go on"), strict=True) for first in "aab"]
+    rows = [{"messages": [{"role": role, "content": text} for role, text in turns]} for turns in said]
+    raw = tmp_path / "log.jsonl"
+    raw.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    summary = splits.make_from("prompts", "raw", raw=raw, out=tmp_path / "out", options=Options(eval=1))
+    counts = summary["counts"]["train"]
+    assert (counts["kept"], counts["held_out"]) == (1, 1)
+
+
 def test_prompts_that_begin_with_the_same_examples_are_no_conversation(tmp_path: Path) -> None:
     raw = log(tmp_path, 20, 1, "one", "1", "two", "2")
     summary = splits.make_from("prompts", "raw", raw=raw, out=tmp_path, options=Options(eval=5))
@@ -183,7 +194,15 @@ def test_osd_reads_ten_thousand_rows(tmp_path: Path) -> None:
     rows = Rows([f"t{i}" for i in range(10_100)], [f"e{i}" for i in range(10_100)])
     summary = splits.make("gsm8k", rows, tmp_path, Options(profile="osd_repo_2024"))
     assert summary["counts"]["train"]["read"] == summary["counts"]["eval"]["read"] == 10_000
-    assert len(made(tmp_path)[1]) == 200
+    held_out = [prompt.text for prompt in made(tmp_path)[1]]
+    assert len(held_out) == 200
+    assert held_out != [f"e{i}" for i in range(200)], "a sample"
+
+
+def test_clean_reads_all_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(splits, "OSD_LIMIT", 3)
+    summary = splits.make("gsm8k", Rows(list("abcdef"), list("uvwxyz")), tmp_path, Options())
+    assert (summary["counts"]["train"]["kept"], summary["counts"]["eval"]["kept"]) == (6, 6)
 
 
 def test_stop_at_a_bad_row_writes_nothing(tmp_path: Path) -> None:

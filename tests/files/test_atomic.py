@@ -144,3 +144,17 @@ def test_other_errors_pass_unchanged(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), atomic_path(tmp_path / "out"):
         _ = 1 / 0
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_linked_file_keeps_its_mode(tmp_path: Path) -> None:
+    """It is another folder's too, such as the hub's cache."""
+    (tmp_path / "theirs").touch(0o400)
+    with atomic_dir(tmp_path / "out") as folder:
+        os.link(tmp_path / "theirs", folder / "linked")
+    assert (tmp_path / "theirs").stat().st_mode & 0o777 == 0o400
+
+
+def test_what_does_not_fit_is_refused_before_it_is_written(tmp_path: Path) -> None:
+    for opened in (atomic_path, atomic_dir):
+        with pytest.raises(UserError, match=r"No space left .* 1,000,000,000,000"), opened(tmp_path / "out", 10**18):
+            pytest.fail("it was begun")

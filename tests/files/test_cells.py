@@ -41,6 +41,13 @@ def model_of(cell: Path, model: Path) -> str:
     return str(found)
 
 
+def test_a_file_that_a_cell_read_is_recorded_by_its_bytes(tmp_path: Path) -> None:
+    (tmp_path / "data.jsonl").write_text("{}\n")
+    write_cell(tmp_path / "cells/e/1", ROWS, {"settings": {}}, data=[tmp_path / "data.jsonl", Path("llama-7b")])
+    recorded = read_json(tmp_path / "cells/e/1/run.json")["inputs"]["data"]
+    assert recorded == {"data.jsonl": hashlib.sha256(b"{}\n").hexdigest(), "llama-7b": None}
+
+
 def test_another_run_that_starts_while_a_cell_is_written_again_leaves_it_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

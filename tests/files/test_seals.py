@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from draftlab.engine.recording import load_pass
 from draftlab.errors import UserError
 from draftlab.files import seals
 from draftlab.files.cells import write_cell
+from draftlab.files.json_files import read_json
 from draftlab.files.seals import check_content, content_digest, remove_and_report_damaged, remove_damaged, seal, verify
 from draftlab.files.tables import join_tables, read_table
 from draftlab.models import load_model
@@ -49,7 +51,10 @@ def reverse_columns(file: Path) -> None:
 
 
 def cut(file: Path) -> None:
+    """Fewer bytes at the same time."""
+    when = file.stat().st_mtime_ns
     file.write_bytes(file.read_bytes()[:-7])
+    os.utime(file, ns=(when, when))
 
 
 READERS: dict[str, Callable[[Path], object]] = {
@@ -149,7 +154,8 @@ def test_linked_weights_that_change_stop_the_run(run: Path, tmp_path: Path) -> N
         check_content(original, before)
 
 
-def test_content_follows_the_bytes_alone(tmp_path: Path) -> None:
+def test_content_follows_the_bytes_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seals, "RACY", 0)
     remembered = tmp_path / "digests.json"
     folder = tmp_path / "model"
     folder.mkdir()
@@ -159,8 +165,11 @@ def test_content_follows_the_bytes_alone(tmp_path: Path) -> None:
     first = content_digest(folder, remembered=remembered)
     for name in ("config.json", "model.safetensors"):
         os.utime(folder / name, ns=(old, old))
-    (folder / ".DS_Store").touch()
+    for name in (".DS_Store", seals.RECORD):
+        (folder / name).touch()
     assert content_digest(folder, remembered=remembered) == first
+    assert set(read_json(remembered)) == {str(folder / name) for name in ("config.json", "model.safetensors")}
+    time.sleep(0.02)  # more than a tick of the clock
     (folder / "model.safetensors").write_text("MODEL.safetensors")  # as many bytes, at the same time
     os.utime(folder / "model.safetensors", ns=(old, old))
     assert content_digest(folder, remembered=remembered) != first

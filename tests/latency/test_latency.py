@@ -254,6 +254,8 @@ def test_scheduled_blocks_have_the_expected_length(alpha: float, draft_len: int)
 def test_few_scheduled_blocks_are_stratified() -> None:
     means = [np.mean(schedule(0.8, 5, 25, np.random.default_rng(seed)) + 1) for seed in range(50)]
     assert np.std(means) < 0.1, "independent draws would scatter by 0.37"
+    steps = np.diff(schedule(0.8, 5, 25, np.random.default_rng(0)))
+    assert steps.min() < 0 < steps.max(), "in random order"
 
 
 def test_an_impossible_acceptance_is_refused() -> None:

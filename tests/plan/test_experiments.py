@@ -16,6 +16,7 @@ from draftlab.errors import UserError
 from draftlab.files import digests, registries
 from draftlab.files.tables import tables_in
 from draftlab.plan.experiment import PROFILES
+from draftlab.plan.scale import Size
 from draftlab.stages import STAGES, acceptance
 from draftlab.train import sources
 from tests.pair import small_llama
@@ -544,6 +545,21 @@ def test_flags_round_trip_lists_and_leave_none_out():
     assert words[-2:] == ["--pairs", "p q"]
 
 
+def test_a_scales_file_overrides_the_sizes_of_an_experiments_own():
+    file = WORKFLOW / "experiments/mdss_acceptance.yaml"
+    size = Size(fixed={"positions": 7, "top_k": 3})
+    sized = plan.load_experiment(file).at("laptop", size, file).scales["laptop"]
+    assert sized.fixed == {"positions": 7, "top_k": 3}
+
+
+def test_a_choice_of_an_axis_overrides_what_is_fixed():
+    experiment = plan.load_experiment(WORKFLOW / "experiments/mdss_acceptance.yaml")
+    compared = experiment.model_copy(update={"axes": {"kept": {"one": {"top_k": 1}, "as_fixed": {"positions": 9}}}})
+    cells = compared.cells("laptop")
+    found = [(variant.settings.top_k, variant.settings.positions) for [variant] in cells.values()]
+    assert found == [(1, 600), (5, 9)]
+
+
 def test_the_digest_sees_code_and_not_comments(tmp_path, monkeypatch):
     package = tmp_path / "draftlab_probe"
 
@@ -567,11 +583,16 @@ def test_the_digest_sees_code_and_not_comments(tmp_path, monkeypatch):
     (package / "loss.py~").write_text("a backup")
     assert digest(code) == before
     assert digest("def f(x):\n    return x + 2\n") != before
+    for block in ("def f():", "if a: b\nelse:", "try: b\nexcept E:", "try: b\nfinally:", "match a:\n  case 1:"):
+        importing = f"{block}\n    from draftlab import loss\n"
+        assert digest(code, importing) != digest("def f(x):\n    return x + 2\n", importing), block
     (package / "loss").mkdir()
-    (package / "loss/one.yaml").write_text("1")  # as the profiles of draftlab.serving.profiles
-    first = digest(code)
-    (package / "loss/one.yaml").write_text("2")
-    assert len({before, first, digest(code)}) == 3
+    seen = {before}
+    for name in ("loss/one.yaml", "loss.yaml", "loss.mplstyle"):  # as the profiles of draftlab.serving.profiles
+        for text in "12":
+            (package / name).write_text(text)
+            seen.add(digest(code))
+    assert len(seen) == 7
 
 
 def test_a_columns_meaning_and_a_measure_are_no_code_and_a_columns_kind_is(tmp_path, monkeypatch):
@@ -591,7 +612,9 @@ def test_a_columns_meaning_and_a_measure_are_no_code_and_a_columns_kind_is(tmp_p
     assert digest('"share of the targets', '"the share of the targets') == before
     assert digest('"""Mark the targets', '"""Mark all targets') == before
     assert digest("    q2: float", "    q2: int") != before
+    assert digest('"second probability of the target")', '"second probability of the target", whole=True)') != before
     assert digest("1 - 1e-9", "1 - 1e-8") != before
+    assert digest('"k_seq", "specinfer"', '"specinfer", "k_seq"') != before, "a constant of the stage"
 
 
 def test_a_columns_meaning_is_no_code_in_whatever_class_it_stands(monkeypatch):

@@ -157,6 +157,8 @@ def test_a_draft_that_is_distilled_before_it_serves_takes_the_memory_of_its_larg
     assert peak() == training(small, 8, 2048, 128, 128, autocast=True)
     assert peak(micro_batch=0) == training(small, 128, 2048, 128, 128, autocast=True) > 150e9
     assert peak(micro_batch=0, warm_fair=True) == peak(micro_batch=0, warm_on="nothing") < 5e9
+    both = {"micro_batch": 0, "warm_on": "nothing"}
+    assert peak(**both) < peak(**both, replay=8) == peak(**both, update_interval=static.update_interval + 8)
 
 
 def test_a_run_that_downloads_nothing_asks_for_nothing() -> None:

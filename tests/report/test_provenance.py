@@ -3,6 +3,7 @@
 import hashlib
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pandas as pd
@@ -183,6 +184,7 @@ def test_settings_that_all_runs_share_are_listed_once():
 
 def test_a_cell_names_the_code_that_made_it(tmp_path, monkeypatch):
     monkeypatch.setattr(cells, "code_digest", lambda *modules: " ".join(modules))
+    monkeypatch.setitem(sys.modules, "draftlab.cli", cells)
     write_cell(tmp_path, pd.DataFrame({"a": [1]}), {"settings": {}})
     code = read_json(tmp_path / "run.json")["code"].split()
     assert "draftlab.files.cells" in code

@@ -30,6 +30,7 @@ def test_a_stream_of_the_law_is_continued():
     assert rest is not None
     assert curve.at(2 * rest)[0] - curve.at(rest)[0] < 0.07
     assert curve.enough(1e-9) is None
+    assert curve.enough(curve.at(14 * 240)[0] - curve.at(7 * 240)[0]) is None, "7 times as many is too far"
 
 
 def test_short_and_flat_streams_are_refused():

@@ -233,6 +233,18 @@ def test_emit_writes_what_fits_and_refuses_what_was_asked_and_does_not(
     assert not (tmp_path / "other").exists()
 
 
+def test_the_flags_of_the_verb_reach_the_settings(tmp_path: Path) -> None:
+    out, given = tmp_path / "out", {"draft_len": 2, "target": "T.gguf", "draft": "D.gguf"}
+    for greedy, method in ((True, "greedy"), (False, "probabilistic")):
+        emit.emit(("vllm",), **given, greedy=greedy, out=out)
+        assert json.loads((out / "vllm.json").read_text())["draft_sample_method"] == method
+    emit.emit(("llama-cpp",), **given, confidence=0.4, lookup=True, out=out)
+    words = shlex.split((out / "llama_server.sh").read_text())
+    flags = dict(itertools.pairwise(words))
+    assert flags["--spec-draft-p-min"] == "0.4"
+    assert flags["--spec-type"] == "ngram-simple,draft-simple"
+
+
 def test_a_folder_with_other_files_is_not_replaced(tmp_path: Path) -> None:
     pair, out = Deployment("T", "D", 4), tmp_path / "out"
     emit.write(pair, (), out)
@@ -260,7 +272,10 @@ def test_prompt_lookup_comes_first_where_an_engine_can(tmp_path: Path) -> None:
         emit.write(pair, ("vllm",), tmp_path / "vllm")
     alone = dict(itertools.pairwise(emit.lookup_command("T.gguf", 3)))
     assert (alone["--spec-type"], alone["--spec-ngram-simple-size-m"]) == ("ngram-simple", "3")
-    assert emit.lookup_command("T", 3)[:3] == ["vllm", "serve", "T"]
+    *words, config = emit.lookup_command("T", 3)
+    assert words == ["vllm", "serve", "T", "--speculative-config"]
+    lengths = {"prompt_lookup_min": 2, "prompt_lookup_max": 2}
+    assert json.loads(config) == {"method": "ngram", "num_speculative_tokens": 3, **lengths}
 
 
 def test_a_simulation_without_answer_or_gain_gives_no_settings(tmp_path: Path) -> None:
@@ -336,7 +351,8 @@ vllm:spec_decode_num_draft_tokens_total{engine="0",model_name="m"} 2000.0
 vllm:spec_decode_num_accepted_tokens_total{engine="0",model_name="m"} 900.0
 # TYPE vllm:spec_decode_num_accepted_tokens_per_pos_total counter
 vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="0"} 600.0
-vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="1"} 300.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="1"} 100.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="1",position="1"} 200.0
 """
 
 

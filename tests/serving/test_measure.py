@@ -8,6 +8,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 from draftlab.errors import UserError
+from draftlab.latency import cost
 from draftlab.serving import load, measure, profiles
 from draftlab.serving.acceptance import from_alpha
 
@@ -21,8 +22,15 @@ def test_the_fit_finds_known_times_again() -> None:
     assert_allclose(found.decode.per_cached, 0.02, rtol=1e-6)
 
 
-def test_a_pair_is_measured_and_simulated(tmp_path: Path) -> None:
+def test_a_pair_is_measured_and_simulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loops, steps = [], []
+    around_calls, fit = cost.around_calls, measure.fit
+    monkeypatch.setattr(cost, "around_calls", lambda *given: loops.append(around_calls(*given)) or loops[0])
+    monkeypatch.setattr(measure, "fit", lambda times: steps.append(times) or fit(times))
     found = measure.measure(measure.ProfileSettings(Path("tinyllama-1.1b/8"), Path("llama-160m/8"), blocks=1))
+    assert found.per_block == 1e3 * loops[0]["loop_seconds"]
+    grid = {(batch * n, batch * context) for batch in (1, 4) for context in (64, 512) for n in (1, 2, 4, 8)}
+    assert [{(tokens, cached) for tokens, cached, _ in times} for times in steps] == [{(256, 0), *grid}] * 2
     profiles.save(found, tmp_path / "here.yaml")
     again = profiles.load(tmp_path / "here.yaml")
     assert again.draft is not None

@@ -53,8 +53,10 @@ def test_a_batch_without_events_takes_its_steps() -> None:
 
 def test_a_long_prompt_is_read_in_chunks() -> None:
     """Three steps of 10 ms; its tokens make half a hundred million pairs, however it is cut."""
-    profile = machine(target={"tokens": {1: 10.0}, "decode": {"per_pair": 1e-6}})
-    assert_allclose(serve(together(1, 10_000, 1), profile).to_first, 0.03 + 0.05)
+    costs = {"tokens": {1: 10.0}, "decode": {"per_pair": 1e-6}}
+    assert_allclose(serve(together(1, 10_000, 1), machine(target=costs)).to_first, 0.03 + 0.05)
+    both = serve(together(1, 10_000, 1), machine(target=costs, draft=costs), k=2)
+    assert_allclose(both.to_first, 2 * (0.03 + 0.05), err_msg="a draft as expensive as the target")
 
 
 def test_steps_cost_what_lies_before_them() -> None:
@@ -71,10 +73,12 @@ def test_blocks_have_the_expected_length(alpha: float) -> None:
 
 
 def test_the_draft_takes_one_step_for_each_token() -> None:
-    profile = machine(draft=Costs(tokens={1: 1.0}))
+    profile = machine(draft=Costs(tokens={1: 1.0}), per_block=3.0)
     served = serve(together(4, 10, 41), profile, k=4, alpha=1.0)
-    assert_allclose(served.per_token, (0.010 + 4 * 0.001) / 5)
-    assert_allclose(served.to_first, 0.010 + 0.001, err_msg="both models read the prompts")
+    assert_allclose(served.per_token, (0.010 + 4 * 0.001 + 0.003) / 5)
+    assert_allclose(served.to_first, 0.010 + 0.001, err_msg="both models read the prompts, which are no block")
+    plain = serve(together(4, 10, 41), profile)
+    assert_allclose([*plain.per_token, *plain.to_first], 0.010, err_msg="without drafts no draft reads or steps")
 
 
 def test_a_step_that_drafts_nothing_reads_one_token() -> None:
@@ -84,18 +88,19 @@ def test_a_step_that_drafts_nothing_reads_one_token() -> None:
     assert_allclose(served.per_token, (0.75 * 35 + 0.25 * 11) / 1e3)
 
 
-@pytest.mark.parametrize("k", [0, 3])
-def test_steps_computed_together_are_the_steps_one_by_one(k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("k", "cache"), [(0, 2000), (3, 2000), (3, 400)])
+def test_steps_computed_together_are_the_steps_one_by_one(k: int, cache: int, monkeypatch: pytest.MonkeyPatch) -> None:
     profile = machine(
         target={"tokens": {1: 5.0, 100: 9.0}, "decode": {"per_cached": 0.001}},
         draft={"tokens": {1: 0.5}, "decode": {"per_cached": 0.0005}},
-        kv_tokens=2000,
+        kv_tokens=cache,
     )
     arrivals = traces.poisson(traces.constant(40, 60), 200, 8.0, np.random.default_rng(1), burst=4)
     fast = serve(arrivals, profile, k, alpha=1.0)
     monkeypatch.setattr(simulate, "MOST_AT_ONCE", 1)
     slow = serve(arrivals, profile, k, alpha=1.0)
     assert fast.preempted == slow.preempted
+    assert (slow.preempted > 0) == (cache == 400)
     assert_allclose(fast.first, slow.first)
     assert_allclose(fast.last, slow.last)
 
@@ -105,6 +110,12 @@ def test_a_full_cache_preempts_the_youngest_and_loses_no_token() -> None:
     assert served.preempted > 0
     assert served.last[0] == served.last.min()
     assert np.isfinite(served.last).all()
+
+
+def test_nobody_joins_in_a_step_that_preempts() -> None:
+    """The second request leaves in step 18, the last one of the first. It reads its 31 tokens in steps 19 and 20, and writes two more."""
+    served = serve(together(2, 16, 18), machine(kv_tokens=64, max_tokens=16))
+    assert (served.preempted, served.steps) == (1, 22)
 
 
 def test_a_request_larger_than_the_cache_is_left_out() -> None:
@@ -165,7 +176,9 @@ def test_requests_drawn_from_classes_take_as_many_tokens_per_step_as_measured() 
     """One class wrote 2500 tokens in 500 steps, the other 100 in 100; lengths of requests do not depend on the class."""
     acceptance = from_histograms([[0, 0, 0, 0, 500], [100, 0, 0, 0, 0]])
     rng = np.random.default_rng(0)
-    assert_allclose(np.bincount(acceptance.classes(2600, rng)), [2500, 100])
+    classes = acceptance.classes(2600, rng)
+    assert_allclose(np.bincount(classes), [2500, 100])
+    assert 0 < classes[:1300].sum() < 100, "in random order"
     arrivals = Arrivals(np.arange(2600.0) * 1e3, np.ones(2600, int), rng.choice([51, 251], 2600), {})
     served = simulate.serve(arrivals, machine(), 4, acceptance, rng)
     steps = (served.last - served.first).sum() / 0.01
@@ -197,15 +210,18 @@ def test_alpha_of_length_inverts_the_block_length() -> None:
 
 
 def test_the_speedup_without_a_queue_is_the_papers_formula() -> None:
-    """A lone request: ``E[block] / (k c + 1)`` with c = 0.1."""
-    profile = machine(draft=Costs(tokens={1: 1.0}))
+    """A lone request: ``E[block] / (k c + 1 + p)`` with c = 0.1, and p = 0.2 around the models in a block."""
+    profile = machine(draft=Costs(tokens={1: 1.0}), per_block=2.0)
     lengths = load.best_lengths(profile, from_alpha(0.8), [4])
-    assert_allclose(lengths["speedup"].iloc[0], expected_block_length(0.8, 4) / 1.4)
+    assert_allclose(lengths["speedup"].iloc[0], expected_block_length(0.8, 4) / 1.6)
 
 
 def test_the_best_length_falls_where_reading_more_costs_more() -> None:
     profile = machine(target={"tokens": {1: 10.0, 64: 10.0, 4096: 500.0}}, draft={"tokens": {1: 0.5}})
-    lengths = load.best_lengths(profile, from_alpha(0.7)).groupby("batch")["best_draft_len"].max()
+    found = load.best_lengths(profile, from_alpha(0.7))
+    assert (found["batch"] * found["context"]).max() == 65_536, "the cache holds 100,000 tokens"
+    lengths = found.groupby("batch")["best_draft_len"].max()
+    assert max(lengths.index) == 256, "of so many sequences"
     assert lengths[1] > lengths[32] > 0
     assert lengths[256] == 0
 
@@ -242,15 +258,15 @@ def test_a_sweep_finds_where_drafts_stop_to_pay() -> None:
 
 
 def test_a_request_is_served_well_if_it_begins_and_goes_on_in_time() -> None:
-    """Four requests in 4 s: well served, late to begin, slow to go on, and of one token, which has no pace."""
-    first, last = np.array([0.5, 3.5, 1.0, 1.0]), np.array([0.9, 3.6, 4.0, 1.0])
-    served = simulate.Served(np.zeros(4), first, last, np.array([5, 3, 4, 1]), 9, 2, 1.5)
-    found = load.measures(served, load.Goal(first=1.0, per_token=0.1))
-    assert found["goodput"] == 2 / 4
-    assert found["tokens_per_second"] == 13 / 4
+    """Four requests in 5 s: well served, late to begin, slow to go on, and of one token, which has no pace."""
+    first, last = np.array([0.5, 3.5, 1.0, 1.0]), np.array([1.0, 3.75, 5.0, 1.0])
+    served = simulate.Served(np.full(4, 9.0), 9 + first, 9 + last, np.array([5, 3, 4, 1]), 9, 2, 1.5)
+    found = load.measures(served, load.Goal(first=1.0, per_token=0.125))
+    assert found["goodput"] == 2 / 5
+    assert found["tokens_per_second"] == 13 / 5
     assert found["to_first_mean"] == 6 / 4
-    assert found["per_token_mean"] == pytest.approx((0.1 + 0.05 + 1.0) / 3)
-    assert found["whole_p50"] == pytest.approx((1.0 + 3.6) / 2)
+    assert found["per_token_mean"] == pytest.approx((0.125 + 0.125 + 4 / 3) / 3)
+    assert found["whole_p50"] == pytest.approx((1.0 + 3.75) / 2)
 
 
 @pytest.mark.parametrize(
@@ -271,6 +287,12 @@ def test_a_length_stops_paying_off_at_the_last_crossing(gains: list[float], rate
 def test_times_of_many_tokens_are_used() -> None:
     costs = Costs(tokens={1: 10.0, 16_384: 20.0, 32_768: 100.0})
     assert [costs.step(n, 0, 1, 0) for n in (16_384, 24_576, 32_768)] == pytest.approx([20, 60, 100])
+
+
+def test_beyond_the_known_numbers_of_tokens_the_slope_is_that_of_the_second_half() -> None:
+    costs = Costs(tokens={1: 1.0, 64: 10.0, 127: 11.5, 128: 12.0})
+    assert costs.step(256, 0, 1, 0) == pytest.approx(12 + 128 * (12 - 10) / 64)
+    assert Costs(tokens={1: 1.0, 10: 10.0}).step(20, 0, 1, 0) == pytest.approx(20)
 
 
 # --- real servers ----------------------------------------------------------------------------------------------------
@@ -311,7 +333,8 @@ def test_attention_is_found_again_from_times_made_of_it(tmp_path: Path) -> None:
 
 
 def test_attention_differs_where_prompts_are_read() -> None:
-    costs = Costs(tokens={1: 1.0}, decode=Attention(fixed=1.0), mixed=Attention(fixed=3.0, per_token=0.5))
+    costs = Costs(tokens={1: 1.0}, decode=Attention(fixed=1.0), mixed=Attention(fixed=3.0, per_token=0.5, per_mix=0.25))
     assert costs.step(2, 2, 2, 0.0) == 2.0
     assert costs.step(4, 1, 0, 0.0, chunk=4) == 6.0
+    assert costs.step(6, 3, 2, 0.0, chunk=4) == 8.0
     assert costs.scaled(2).step(4, 1, 0, 0.0, chunk=4) == 12.0

@@ -29,7 +29,7 @@ TRACES = {
     "sim.jsonl": '{"input_toks": 374, "output_toks": 44, "arrival_time_ns": 0}\n'
     '{"input_toks": 396, "output_toks": 109, "arrival_time_ns": 500000000}\n',
     "openai.jsonl": '{"timestamp": "2026-11-16T18:15:46Z", "request": {}, "response": {"usage": {"prompt_tokens": 374, "completion_tokens": 44}}}\n'
-    '{"timestamp": "2026-11-16T18:15:46.5Z", "usage": {"prompt_tokens": 396, "completion_tokens": 109}}\n',
+    '{"timestamp": "2026-11-16T20:15:46.5+02:00", "usage": {"prompt_tokens": 396, "completion_tokens": 109}}\n',
     "litellm.jsonl": '{"startTime": 100.0, "prompt_tokens": 374, "completion_tokens": 44}\n'
     '{"startTime": 100.5, "prompt_tokens": 396, "completion_tokens": 109}\n',
 }
@@ -40,6 +40,7 @@ def test_each_format_is_read_by_its_names(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(TRACES[name])
     found = traces.read_trace(tmp_path / name)
     assert_allclose(found.seconds, [0, 0.5], atol=1e-6)
+    assert_allclose(found.rate, 2.0, rtol=1e-5)
     assert found.prompt.tolist() == [374, 396]
     assert found.output.tolist() == [44, 109]
 
@@ -158,7 +159,7 @@ def test_every_shipped_profile_names_source_commit_and_licence() -> None:
 
 
 def settings(**changes: object) -> load.LoadSettings:
-    return load.LoadSettings(**{"profile": "h100-llama-2-7b", "requests": 60, "alpha": 0.7, "draft_ratio": 0.1,
+    return load.LoadSettings(**{"profile": "h100-llama-2-7b", "requests": 30, "alpha": 0.7, "draft_ratio": 0.1,
                         "output": 20, "draft_lens": (2, 4), "rates": (1.0, 20.0), **changes})  # type: ignore[arg-type]  # fmt: skip
 
 
@@ -173,6 +174,33 @@ def test_load_writes_a_table_a_summary_and_a_figure(tmp_path: Path) -> None:
     assert (tmp_path / "out.csv").read_bytes() == first
 
 
+@pytest.mark.parametrize(
+    ("trace", "changes", "differ"),
+    [
+        (False, {"seed": 1}, [True, True]),
+        (True, {"seed": 1}, [False, True]),
+        (False, {"burst": 4.0}, [True, True]),
+        (False, {"goal_first": 1e-3}, [False, False]),
+        (False, {"goal_per_token": 1e-3}, [False, False]),
+    ],
+)
+def test_settings_reach_the_simulation(
+    trace: bool, changes: dict[str, float], differ: list[bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without drafts and with two drafted tokens; a trace has its own times, so that only acceptance is drawn."""
+    from matplotlib.figure import Figure
+
+    monkeypatch.setattr(load, "draw", lambda *_: Figure())
+    rows = [{"timestamp": 1000 * i, "input_length": 300, "output_length": 20} for i in range(30)]
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    own = {"trace": tmp_path / "t.jsonl"} if trace else {}
+    for name, given in {"one": own, "other": own | changes}.items():
+        load.run(settings(rates=(20.0,), draft_lens=(2,), **given), tmp_path / name, lambda _: None)
+    one, other = (pd.read_csv(tmp_path / f"{name}.csv") for name in ("one", "other"))
+    assert (one["whole_mean"] != other["whole_mean"]).tolist() == differ
+    assert any(differ) or (one["goodput"] > other["goodput"]).all()
+
+
 def test_requests_larger_than_the_cache_are_left_out_and_the_rest_comes_at_the_rate(tmp_path: Path) -> None:
     rows = [{"timestamp": 1000 * i, "input_length": 10**7 if i % 2 else 300, "output_length": 20} for i in range(80)]
     (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -184,7 +212,7 @@ def test_requests_larger_than_the_cache_are_left_out_and_the_rest_comes_at_the_r
 
 
 def test_rates_that_overload_the_server_without_drafts_are_marked(tmp_path: Path) -> None:
-    found = load.run(settings(rates=(1.0, 500.0), goal_first=0.05), tmp_path / "out", lambda _: None)
+    found = load.run(settings(rates=(1.0, 500.0), goal_first=0.001), tmp_path / "out", lambda _: None)
     calm, busy = found["best_by_rate"]
     assert (calm["overloaded"], busy["overloaded"]) == (False, True)
     table = pd.read_csv(tmp_path / "out.csv").set_index(["rate", "draft_len"])
@@ -206,6 +234,11 @@ def test_a_draft_that_costs_nothing_is_said_and_gives_no_settings_for_a_draft_mo
     assert paid["draft_ratio"] == pytest.approx(0.1)
     assert not any("nothing" in line for line in load.lines(paid))
     assert emit.from_load(tmp_path / "paid.json", 512)
+
+
+def test_a_draft_may_have_a_profile_of_its_own() -> None:
+    found = load._profile(settings(draft_ratio=None, draft_profile="h100-llama-2-7b"))
+    assert found.draft == found.target
 
 
 def test_few_requests_say_not_yet_known(tmp_path: Path) -> None:

@@ -101,6 +101,19 @@ def test_the_break_even_block_length_moves_as_many_bytes():
     assert math.isinf(theory.break_even_block_length(1.0, 0.0, 2.0, 1.0))
 
 
+def test_every_term_of_a_system_is_its_own():
+    rows = osd_memory_traffic()
+    rows = rows[rows["terms"] == "all"].set_index("system")
+    assert (rows.loc["original", "draft_gb"] == 0).all()
+    assert (rows.loc["vsd", "draft_gb"] > 0).all()
+    osd = rows.loc["osd"]
+    printed, unrounded = (osd[osd["inputs"] == name]["update_gb"].to_numpy() for name in ("printed", "unrounded"))
+    np.testing.assert_allclose(printed, unrounded)
+    osd = osd[np.isfinite(osd["break_even"])]
+    passes = (osd["gb"] - osd["update_gb"]) * osd["block_length"]  # the rest falls with the length of a block
+    np.testing.assert_allclose(passes / osd["break_even"] + osd["update_gb"], osd["vsd_gb"])
+
+
 def test_updates_save_no_bytes_where_each_of_many_requests_brings_one():
     rows = osd_memory_traffic()
     rows = rows[(rows["inputs"] == "unrounded") & (rows["terms"] == "all") & (rows["system"] == "osd")]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import llama_cpp.llama_cpp as lib
@@ -311,7 +313,7 @@ def test_length_adds_up_the_cost_of_segments() -> None:
     settings = latency_length.Settings(alpha=[0.8], length=[16, 64, 256], prefix=100, draft_len=3, blocks=2, rounds=25)
     hands = [0.0]
     rows = latency_length.measure(Clockwork(hands, 0.010, depth=1e-4), Clockwork(hands, 0.001), settings)
-    found = latency_length.derive(rows)
+    found = latency_length.derive(rows[::-1])  # whatever the order of the rows
     assert list(found["length"].unique()) == [16, 64, 256]
     for length, group in found.groupby("length"):
         np.testing.assert_allclose(group["plain"], length * (0.010 + 1e-4 * (100 + length / 2)), rtol=0.02)
@@ -378,7 +380,9 @@ def test_times_of_requests_are_predicted_from_probed_costs(tmp_path: Path) -> No
         name: calibrate(target, own, [8], [1], verified, 2)
         for name, own in [("distilled", draft), ("released", released)]
     }
-    pd.concat([rows.assign(draft=name) for name, rows in probes.items()]).to_csv(tmp_path / "costs.csv", index=False)
+    tables = [rows.assign(draft=name) for name, rows in probes.items()]
+    tables += [rows.assign(batch=4, draft_seconds=1.0) for rows in tables]  # requests come one at a time
+    pd.concat(tables).to_csv(tmp_path / "costs.csv", index=False)
     costs = latency_requests.read_costs(tmp_path / "costs.csv", 20)
     assert costs["released"].cost_ratio == pytest.approx(0.4)
     contenders = {
@@ -620,6 +624,14 @@ def test_null_experiment_in_llama_cpp(models: dict[str, Path]) -> None:
         latency_null.Settings(repeats=3, pairs=4, steps=2), Target(target=models["target"]), BENCH
     )
     assert rows.groupby("repeat").size().to_dict() == {0: 4, 1: 4, 2: 4}
+
+
+def test_a_drift_falls_on_both_of_two_equal_contenders(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = itertools.count(1.0)
+    monkeypatch.setattr("draftlab.latency.controlled.plain_steps", lambda *_: next(times))
+    target = SimpleNamespace(vocab_size=9)
+    rows = latency_null.measure(target, latency_null.Settings(repeats=2, pairs=2, steps=3))  # type: ignore[arg-type]
+    assert rows["a_seconds"].tolist() == rows["b_seconds"].tolist() == [7.0, 15.0, 23.0, 31.0]
 
 
 def test_more_pairs_reveal_a_smaller_difference_of_equals() -> None:

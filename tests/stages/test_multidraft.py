@@ -161,6 +161,12 @@ def test_no_scheme_beats_the_optimum_and_single_does_not_see_more_drafts(pairs, 
     pd.testing.assert_series_equal(single[2], single[4], check_names=False)
 
 
+def test_a_shortfall_is_what_the_optimum_of_the_same_request_accepts_more():
+    keys = {"dataset": "d", "draft_temperature": 1.0, "num_drafts": [2, 2, 4, 4], "request_id": [0, 0, 0, 0]}
+    rows = pd.DataFrame(keys | {"scheme": ["optimal", "k_seq"] * 2, "acceptance_sum": [3.0, 2.5, 4.0, 3.0]})
+    assert acceptance.derive(rows)["shortfall_sum"].tolist() == [0.0, 0.5, 0.0, 1.0]
+
+
 def test_the_draft_temperature_reaches_the_draft_alone(pairs, tmp_path):
     rows = run(
         acceptance, tmp_path, settings(schemes=["single"], num_drafts=[2], draft_temperature=[0.5, 3.0]), **pairs
@@ -288,6 +294,10 @@ def test_regime_sums_to_the_acceptance_of_all_positions_and_the_hybrid_takes_the
         assert whole.loc[(dataset, 1.0, 1.6), scheme] == pytest.approx(direct[dataset, scheme], abs=1e-9)
     assert (whole["hybrid"] >= whole[["importance_truncated", "k_seq"]].max(axis=1) - 1e-9).all()
     assert (whole["hybrid"] <= whole["optimal"] + 1e-6).all()
+    classes = rows["entropy_class"].mul(rows["positions"]).groupby(rows["target_temperature"]).sum()
+    assert classes[0.7] < classes[1.0], "a colder target has less entropy"
+    derived = regime.derive(rows)
+    np.testing.assert_allclose(derived["over_k_seq"], derived["importance_truncated"] - derived["k_seq"])
 
 
 @pytest.mark.parametrize("drafting", ["iid", "independent"])

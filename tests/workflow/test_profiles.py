@@ -76,7 +76,13 @@ def test_a_profile_names_only_rules_and_gives_measurements_their_threads(name):
 def submitted(folder, rule, target, *words):
     """The rule and the threads of the job that a cluster is asked for."""
     submit = ("--executor=cluster-generic", "--cluster-generic-submit-cmd=echo {rule} {threads} >submitted; false")
-    words = ("--workflow-profile=none", "--jobs=1", *words, f"--allowed-rules={rule}")
+    words = (
+        "--workflow-profile=none",
+        "--jobs=1",
+        "--seconds-between-status-checks=1",
+        *words,
+        f"--allowed-rules={rule}",
+    )
     command = ["snakemake", *submit, *words, "--", target]
     subprocess.run(command, cwd=folder, env=environment(folder), capture_output=True, timeout=300)
     return (folder / "submitted").read_text()
