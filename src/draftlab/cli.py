@@ -51,15 +51,18 @@ def answer(
     )
 
 
+TableFolder = Annotated[Path, tyro.conf.arg(help="folder for the table")]
+
+
 def _verb_of(stage: Stage) -> Callable[..., None]:
     """The verb of a stage: its settings and inputs are flags, and ``--out`` is the folder for the table."""
 
-    def verb(settings: Any, inputs: Any, *, out: Path) -> None:
+    def verb(settings: Any, inputs: Any, *, out: TableFolder) -> None:
         from draftlab.stages import _cell
 
         _cell.run(stage, [Variant({}, settings)], inputs, out)
 
-    def without_inputs(settings: Any, *, out: Path) -> None:
+    def without_inputs(settings: Any, *, out: TableFolder) -> None:
         verb(settings, NoInputs(), out=out)
 
     function = without_inputs if stage.inputs is NoInputs else verb

@@ -126,3 +126,11 @@ def test_every_column_has_a_meaning(name):
     columns = STAGES[name].all_columns
     assert columns
     assert not [key for key, column in columns.items() if not column.meaning]
+
+
+def test_every_setting_has_a_meaning():
+    tables = re.findall(
+        r"\| setting \| default \| meaning \|\n\| --- .*\n((?:\|.*\n)+)", readme.stages_page.render(ROOT)
+    )
+    assert len(tables) == len(STAGES)
+    assert [line for table in tables for line in table.splitlines() if line.endswith("|  |")] == []

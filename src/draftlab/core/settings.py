@@ -12,7 +12,15 @@ NonNegativeInt = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 ShareBelow1 = Annotated[float, Field(ge=0, lt=1)]
 NotNegative = Annotated[float, Field(ge=0)]
-TopP = Annotated[float, Field(gt=0, le=1)]
+TopP = Annotated[
+    float, Field(gt=0, le=1, description="probability mass of the most probable tokens that are kept; 1: all of it")
+]
+InflatedLayers = Annotated[
+    int, Field(ge=0, description="least layers of the target: a smaller one is padded, to cost as much as a large one")
+]
+InflatedFfn = Annotated[
+    int, Field(ge=0, description="least width of its feed-forward parts, which are padded likewise")
+]
 Dataset = str
 Device = Literal["cpu", "cuda"]
 Dtype = Literal["float32", "bfloat16", "float16", "fast"]

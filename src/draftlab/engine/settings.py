@@ -13,32 +13,40 @@ from draftlab.core.settings import Count, Device, Dtype, NonNegativeInt, Setting
 class Recipe(Settings):
     """A model: one that exists, or one that is trained on the spot.
 
-    ``model`` names an existing model: a folder, a GGUF file, ``package:NAME`` (``files.packages``), or ``owner/name[@revision]`` on the hub.
-    A T5 has ``layers`` in its encoder and as many in its decoder. ``learns``: what a small draft is trained on, public text
-    (``documents``), or the reference answers that a small target also learns. ``design``: what a draft starts from, random weights
-    (``scratch``); the target's embedding, first ``layers`` layers, norm and head (``pruned``); or the target's embedding projected on its first
-    ``hidden`` principal components, below new layers (``pca``). ``head`` is the number of tokens that the draft can propose: the most frequent
-    tokens in the recorded answers to the stream's requests (0: all). If there are too few of them, ``fill`` adds the first tokens of the
-    vocabulary, which are common in a tokenizer that was trained by merging pairs.
+    ``design`` is what a draft starts from: random weights (``scratch``); the target's embedding, first ``layers`` layers, norm and head
+    (``pruned``); or the target's embedding projected on its first ``hidden`` principal components, below new layers (``pca``).
     """
 
-    model: str | None = None
-    family: Literal["llama", "t5"] = "llama"
-    design: Literal["scratch", "pruned", "pca"] = "scratch"
-    head: NonNegativeInt = 0
-    fill: bool = False
-    hidden: Count = 64
-    layers: Count = 1
-    heads: Count = 2
-    ffn: Count = 172
-    context: Count = 512
-    vocabulary: Count = 1024
-    steps: NonNegativeInt = 300
-    batch: Count = 16
-    learning_rate: float = Field(default=3e-3, gt=0)
-    documents: NonNegativeInt = 8000
-    learns: Literal["documents", "answers"] = "documents"
-    seed: NonNegativeInt = 0
+    model: str | None = Field(
+        None,
+        description="a model that exists: a folder, a GGUF file, package:NAME, or owner/name[@revision] on the hub",
+    )
+    family: Literal["llama", "t5"] = Field("llama", description="architecture of a model that is trained on the spot")
+    design: Literal["scratch", "pruned", "pca"] = Field(
+        "scratch", description="what a draft starts from: random weights, the target's first layers, or its embedding"
+    )
+    head: NonNegativeInt = Field(
+        0, description="tokens that the draft can propose, those most frequent in the recorded answers; 0: all"
+    )
+    fill: bool = Field(
+        False,
+        description="if the answers have fewer, add the first tokens of the vocabulary, which are common if it was made by merging pairs",
+    )
+    hidden: Count = Field(64, description="width of the layers")
+    layers: Count = Field(1, description="number of layers; in a T5, of the encoder and of the decoder")
+    heads: Count = Field(2, description="attention heads of a layer")
+    ffn: Count = Field(172, description="width of the feed-forward parts")
+    context: Count = Field(512, description="context length, in tokens")
+    vocabulary: Count = Field(1024, description="tokens of a tokenizer that is trained")
+    steps: NonNegativeInt = Field(300, description="updates of the training")
+    batch: Count = Field(16, description="texts per update")
+    learning_rate: float = Field(default=3e-3, gt=0, description="highest learning rate of AdamW's schedule")
+    documents: NonNegativeInt = Field(8000, description="public texts that a draft is trained on")
+    learns: Literal["documents", "answers"] = Field(
+        "documents",
+        description="what a draft is trained on: public texts, or the reference answers that a target learns",
+    )
+    seed: NonNegativeInt = Field(0, description="seed of the weights, the public texts and their order")
 
     @model_validator(mode="after")
     def _check(self) -> Recipe:
@@ -57,17 +65,19 @@ API_KEY = "DRAFTLAB_API_KEY"
 
 
 class Answers(Settings):
-    """How the target answers, for the recorded pass that every variant shares.
+    """How the target answers, for the recorded pass that every variant shares."""
 
-    ``engine``: ``transformers`` reads the model folder with torch; ``llama_cpp`` reads a GGUF file (the one from which the folder was made,
-    else an export in ``dtype``); ``openai`` asks the server at ``url``, which runs the target itself (``docs/own.md``).
-    """
-
-    engine: Literal["transformers", "llama_cpp", "openai"] = "transformers"
+    engine: Literal["transformers", "llama_cpp", "openai"] = Field(
+        "transformers",
+        description="transformers: torch reads the model folder; llama_cpp reads a GGUF file (the one from which the folder was made, else an export in dtype); openai: the server at url runs the target (docs/own.md)",
+    )
     url: str = Field("", description="address of an OpenAI-compatible server, such as http://host:8000/v1")
     served: str = Field("", description="the target's name on that server, if it serves several models")
-    max_new_tokens: int = Field(gt=0)
-    template: Template = "vicuna_short"
+    max_new_tokens: int = Field(gt=0, description="most tokens of an answer")
+    template: Template = Field(
+        "vicuna_short",
+        description="how a prompt is written as text; own: the target's chat template; rendered: prompts are in it already",
+    )
     batch: int = Field(gt=0, default=64, description="most requests to answer at once")
     batch_tokens: int = Field(
         gt=0, default=65536, description="most tokens in such a batch: prompts, answers and padding together"
@@ -81,7 +91,7 @@ class Answers(Settings):
         "float32",
         description="number type of the target; fast: bfloat16 on a GPU, or on a CPU with instructions for it, else float32",
     )
-    device: Device = "cpu"
+    device: Device = Field("cpu", description="where the models run")
 
     @model_validator(mode="after")
     def _check(self) -> Answers:

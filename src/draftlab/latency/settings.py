@@ -6,29 +6,29 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from draftlab.core.settings import Device, NonNegativeInt, Settings
+from draftlab.core.settings import Device, InflatedFfn, InflatedLayers, NonNegativeInt, Settings
 
 
 class Engine(Settings):
-    """How a pair runs: in llama.cpp with ``weights``, ``threads`` and ``gpu_layers`` on a GPU (-1: all), or in torch on ``device``.
-
-    ``inflated_layers`` > 0 makes a small target cost as much as a large one (``latency.inflate``), with feed-forward parts
-    ``inflated_ffn`` wide on ``inflated_widths`` times as many channels.
+    """How a pair runs on an inference engine. The ``inflated`` settings pad a small target to the cost of a large one; its answers stay the same
+    (``latency.inflate``).
     """
 
     pair: str = Field("main", description="the pair whose target and drafts are used")
-    backend: Literal["llama_cpp", "torch"] = "llama_cpp"
-    device: Device = "cpu"
-    inflated_layers: int = Field(0, ge=0)
-    inflated_ffn: int = Field(0, ge=0)
-    inflated_widths: Literal[1, 4, 16, 64] = 1
+    backend: Literal["llama_cpp", "torch"] = Field("llama_cpp", description="the engine")
+    device: Device = Field("cpu", description="where torch computes; llama_cpp has gpu_layers instead")
+    inflated_layers: InflatedLayers = 0
+    inflated_ffn: InflatedFfn = 0
+    inflated_widths: Literal[1, 4, 16, 64] = Field(
+        1, description="how many times as many channels the padded target has"
+    )
     weights: Literal["own", "f32", "f16", "bf16", "q8_0", "q4_0"] = Field(
         "own",
-        description="own: as in the GGUF file that a model was made from (q8_0 for a draft beside it that has no such file), else f32",
+        description="type of the weights; own: as in the GGUF file that a model was made from (q8_0 for a draft beside it that has no such file), else f32",
     )
-    threads: int = Field(gt=0, default=1)
-    gpu_layers: int = Field(0, ge=-1)
-    seed: NonNegativeInt = 0
+    threads: int = Field(gt=0, default=1, description="CPU threads of the engine")
+    gpu_layers: int = Field(0, ge=-1, description="layers that llama.cpp runs on the GPU; -1: all")
+    seed: NonNegativeInt = Field(0, description="seed of random texts, orders and draws")
 
     @model_validator(mode="after")
     def _runs_where_it_says(self) -> Engine:

@@ -83,13 +83,11 @@ def cut_vocabulary(folder: Path, out: Path, half: bool, table: Path) -> dict[str
 
 
 def widen(model: Path, out: Path) -> None:
-    """Expand a draft's trimmed head to the whole vocabulary, for engines that need that; its outputs stay the same.
-
-    Some channels are added to the W of the model: whole blocks of quantized rows, and a multiple of the number of heads, as transformers
-    demands. One of them has the same value c for every token, and no layer reads or writes it. After the last norm it is ``100 c / rms > 0`` (rms
-    of the other channels), and a token outside the head has the logit ``-100`` times that. A norm over W' channels equals the norm over W if its
-    weights are multiplied by ``sqrt(W / W')`` and its epsilon is reduced by ``c^2 / W``; ``c^2 = W epsilon / 2`` leaves half of epsilon.
-    """
+    """Expand a draft's trimmed head to the whole vocabulary, for engines that need that; its outputs stay the same."""
+    # Some channels are added to the W of the model: whole blocks of quantized rows, and a multiple of the number of heads, as transformers
+    # demands. One of them has the same value c for every token, and no layer reads or writes it. After the last norm it is 100 c / rms > 0 (rms
+    # of the other channels), and a token outside the head has the logit -100 times that. A norm over W' channels equals the norm over W if its
+    # weights are multiplied by sqrt(W / W') and its epsilon is reduced by c^2 / W; c^2 = W epsilon / 2 leaves half of epsilon.
     check_replaceable(out, lambda names: "config.json" in names)
     config, tensors = _read(model)
     kept, width = tensors.pop(HEAD_TOKENS), config["hidden_size"]

@@ -21,20 +21,19 @@ if TYPE_CHECKING:
 
 
 class Decoding(Base):
-    """Held-out requests are decoded in batches. If ``datasets`` is empty or names none of the pair's, all of the pair's are used. ``top_k`` 0 keeps
-    every token."""
+    """Held-out requests are decoded in batches."""
 
-    pair: str = "multidraft"
-    datasets: list[Dataset] = []
+    pair: str = Field("multidraft", description="the pair whose target and drafts are used")
+    datasets: list[Dataset] = Field([], description="which of the pair's datasets to use; if none is named, all")
     distilled: Dataset | None = Field(
         None, description="use the draft that osd_offline distilled on this dataset, not the pair's undistilled one"
     )
-    draft_len: int = Field(gt=0)
+    draft_len: int = Field(gt=0, description="tokens of a drafted sequence")
     top_p: TopP = 1.0
-    requests: int = Field(gt=0)
-    batch: int = Field(gt=0)
-    max_new_tokens: int = Field(gt=0)
-    seed: NonNegativeInt = 0
+    requests: int = Field(gt=0, description="held-out requests decoded of each dataset")
+    batch: int = Field(gt=0, description="requests decoded at once")
+    max_new_tokens: int = Field(gt=0, description="most tokens of an answer")
+    seed: NonNegativeInt = Field(0, description="seed of the sampling")
 
     def sampling(self, temperature: float, top_k: int) -> Sampling:
         """How a model is sampled at this temperature."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
+from pydantic import Field
 from tyro.constructors import PrimitiveConstructorSpec
 
 from draftlab.core.settings import Dtype, Settings
@@ -25,9 +26,9 @@ AS_JSON = PrimitiveConstructorSpec[Any](
 
 
 class Target(NoInputs):
-    """A target: the folder of a model, a GGUF file, or the name of an architecture."""
+    """A target."""
 
-    target: Path
+    target: Path = Field(description="the target: the folder of a model, a GGUF file, or the name of an architecture")
 
     @classmethod
     def locate(cls, variants: Sequence[Any], places: Places) -> Self:
@@ -40,7 +41,7 @@ class Target(NoInputs):
 class TargetAndDraft(Target):
     """A target and its draft; a setting ``role`` may name another draft of the pair."""
 
-    draft: Path
+    draft: Path = Field(description="the draft, likewise")
 
     @classmethod
     def locate(cls, variants: Sequence[Any], places: Places) -> Self:
@@ -49,12 +50,12 @@ class TargetAndDraft(Target):
 
 
 class Distillation(NoInputs):
-    """What distillation reads: folders of models and of the target's recorded answers, and how to run the target where it runs again."""
+    """What distillation reads, and how to run the target where it runs again."""
 
-    models: Path
-    answers: Path
-    max_new_tokens: int
-    dtype: Dtype = "float32"
+    models: Path = Field(description="folder of the models: target and drafts")
+    answers: Path = Field(description="folder of the target's recorded answers")
+    max_new_tokens: int = Field(description="most tokens of an answer that is written anew")
+    dtype: Dtype = Field("float32", description="number type of the target where it runs again")
 
     @classmethod
     def locate(cls, variants: Sequence[Any], places: Places) -> Self:

@@ -18,20 +18,16 @@ if TYPE_CHECKING:
 
 
 class OnPairs(Settings):
-    """Settings of experiments on recorded probability pairs. If ``datasets`` is empty or names none of the pair's, all of the pair's are used.
+    """Settings of experiments on recorded probability pairs."""
 
-    ``distilled`` uses for each dataset the draft that ``osd_offline`` distilled on it. ``positions`` is the most positions used of each
-    dataset. ``top_k`` 0 keeps every token; ``synthetic`` adds the family of model-like distributions.
-    """
-
-    pair: str = "multidraft"
-    datasets: list[Dataset] = []
-    synthetic: bool = False
-    distilled: bool = False
-    positions: int = Field(gt=0, default=1_000_000)
-    top_k: int = Field(ge=0, default=0)
+    pair: str = Field("multidraft", description="the pair whose target and drafts are used")
+    datasets: list[Dataset] = Field([], description="which of the pair's datasets to use; if none is named, all")
+    synthetic: bool = Field(False, description="also use the synthetic family of model-like distributions")
+    distilled: bool = Field(False, description="use for each dataset the draft that osd_offline distilled on it")
+    positions: int = Field(gt=0, default=1_000_000, description="most positions used of each dataset")
+    top_k: int = Field(ge=0, default=0, description="most probable tokens that are kept; 0: all")
     top_p: TopP = 1.0
-    seed: NonNegativeInt = 0
+    seed: NonNegativeInt = Field(0, description="seed of the synthetic family")
 
     def sampling(self, temperature: float) -> Sampling:
         """How a model is sampled at this temperature."""

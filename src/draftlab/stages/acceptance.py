@@ -29,12 +29,12 @@ PATH_LEN = 4
 
 
 class Settings(OnPairs):
-    """Exact acceptance of multi-draft schemes (MDSS Table 2)."""
-
-    schemes: list[Scheme] = Field(min_length=1)
-    num_drafts: list[Count] = Field(min_length=1)
-    draft_temperature: list[NotNegative] = Field(min_length=1)
-    target_temperature: float = Field(1.0, gt=0)
+    schemes: list[Scheme] = Field(
+        min_length=1, description="how drafts are verified; single_path and block: along a drafted path of 4 tokens"
+    )
+    num_drafts: list[Count] = Field(min_length=1, description="numbers of drafted tokens of a position")
+    draft_temperature: list[NotNegative] = Field(min_length=1, description="temperatures of the draft")
+    target_temperature: float = Field(1.0, gt=0, description="temperature of the target")
 
 
 class Row(PairsRow):

@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 
 class Settings(TimedUpdates):
-    """The cost of updates against what they save, for each of ``intervals``, and against a larger static draft with the same compute.
+    """The cost of updates against what they save, and against a larger static draft with the same compute.
 
-    The stream is the first ``requests`` of the dataset. The draft ``larger`` is distilled beforehand on the requests that follow, with as many
-    FLOPs as the online draft's training takes. Each step and update is timed ``measurements`` times, interleaved. ``context``: tokens in the caches.
+    The draft ``larger`` is distilled beforehand on the requests that follow the stream, with as many
+    FLOPs as the online draft's training takes.
     """
 
-    intervals: list[Count] = Field(min_length=1)
-    larger: str = "draft_large"
-    measurements: int = Field(gt=0)
-    context: int = Field(gt=0, default=128)
+    intervals: list[Count] = Field(min_length=1, description="numbers of requests between two updates to compare")
+    larger: str = Field("draft_large", description="the larger static draft: folder below models/")
+    measurements: int = Field(gt=0, description="times that each step and update is timed, interleaved")
+    context: int = Field(gt=0, default=128, description="tokens in the caches")
 
     @property
     def drafts_opened(self) -> list[str]:

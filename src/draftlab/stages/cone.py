@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 class Settings(Base):
-    num_tokens: list[Count] = Field(min_length=1)
-    num_drafts: list[Count] = Field(min_length=1)
+    num_tokens: list[Count] = Field(min_length=1, description="numbers of tokens of the vocabulary")
+    num_drafts: list[Count] = Field(min_length=1, description="numbers of drafted tokens")
     cases: int = Field(
         gt=0, description="random distributions per size, on which formula and linear program are compared"
     )
-    seed: NonNegativeInt = 0
+    seed: NonNegativeInt = Field(0, description="seed of these distributions")
 
 
 class Row:

@@ -40,10 +40,10 @@ INTERRUPTED = 1.5
 
 
 class Settings(Engine):
-    alpha: list[ShareBelow1] = Field(min_length=1)
-    draft_len: list[Count] = Field(min_length=1)
-    blocks: int = Field(gt=0)
-    rounds: int = Field(gt=0)
+    alpha: list[ShareBelow1] = Field(min_length=1, description="acceptances per drafted token, as set")
+    draft_len: list[Count] = Field(min_length=1, description="numbers of tokens drafted for one call of the target")
+    blocks: int = Field(gt=0, description="interleaved blocks of each alpha and draft length")
+    rounds: int = Field(gt=0, description="speculative rounds of a block: a draft and its verification")
 
     @property
     def context_length(self) -> int:

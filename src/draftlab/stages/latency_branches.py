@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 class Settings(Engine):
-    num_drafts: list[Count] = Field(min_length=1)
-    draft_len: int = Field(gt=0)
-    context: int = Field(gt=0, default=128)
-    blocks: int = Field(gt=0)
+    num_drafts: list[Count] = Field(min_length=1, description="numbers of branches that one call verifies")
+    draft_len: int = Field(gt=0, description="tokens of each branch")
+    context: int = Field(gt=0, default=128, description="tokens before the branches")
+    blocks: int = Field(gt=0, description="interleaved measurements of each number of branches")
 
 
 class Row:

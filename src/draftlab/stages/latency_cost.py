@@ -21,10 +21,12 @@ FILLER = 32
 
 class Settings(Engine):
     role: str = Field("draft", description="which draft of the pair")
-    context: list[Count] = Field(min_length=1)
-    batch: list[Count] = Field(min_length=1)
-    verified: list[Annotated[int, Field(ge=2)]] = Field(min_length=1)
-    blocks: int = Field(gt=0)
+    context: list[Count] = Field(min_length=1, description="context lengths, in tokens")
+    batch: list[Count] = Field(min_length=1, description="numbers of requests in a call")
+    verified: list[Annotated[int, Field(ge=2)]] = Field(
+        min_length=1, description="numbers of tokens of a request that one call of the target verifies"
+    )
+    blocks: int = Field(gt=0, description="measurements of each, in shuffled order")
     moment: int = Field(0, description="number of the repetition: costs drift within minutes")
 
 

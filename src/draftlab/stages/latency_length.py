@@ -26,14 +26,12 @@ STEPS = 4  # plain, on each side of the speculative rounds
 
 
 class Settings(Engine):
-    """Speed-up at a set acceptance against the length of the answer, after a prefix (OSD, Table 8)."""
-
-    alpha: list[ShareBelow1] = Field(min_length=1)
-    length: list[Count] = Field(min_length=1)
-    prefix: int = Field(gt=0, default=512)
-    draft_len: int = Field(gt=0)
-    blocks: int = Field(gt=0)
-    rounds: int = Field(gt=0)
+    alpha: list[ShareBelow1] = Field(min_length=1, description="acceptances per drafted token, as set")
+    length: list[Count] = Field(min_length=1, description="lengths of the answer, in tokens")
+    prefix: int = Field(gt=0, default=512, description="tokens before the answer")
+    draft_len: int = Field(gt=0, description="tokens drafted for one call of the target")
+    blocks: int = Field(gt=0, description="interleaved blocks of each alpha and length")
+    rounds: int = Field(gt=0, description="speculative rounds of a block: a draft and its verification")
 
 
 class Row(AtAlpha):

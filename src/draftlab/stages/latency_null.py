@@ -22,9 +22,9 @@ COMPARED = (3, 5, 10, 20, 40)
 
 
 class Settings(Engine):
-    repeats: int = Field(gt=0)
-    pairs: int = Field(gt=1)
-    steps: int = Field(gt=0)
+    repeats: int = Field(gt=0, description="how often the pairs are measured, one set after the other")
+    pairs: int = Field(gt=1, description="pairs of measurements in a set; a pair is A B B A of the same steps")
+    steps: int = Field(gt=0, description="plain steps of the target in each of the four parts of a pair")
 
 
 class Row:

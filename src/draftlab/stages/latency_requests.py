@@ -48,11 +48,13 @@ CALIBRATION_CONTEXT = 64
 
 
 class Settings(Engine):
-    dataset: Dataset
-    draft_len: int = Field(gt=0)
-    requests: int = Field(gt=0)
+    dataset: Dataset = Field(description="dataset whose recorded held-out requests are answered")
+    draft_len: int = Field(
+        gt=0, description="tokens drafted per call of the target, unless that number follows the acceptance"
+    )
+    requests: int = Field(gt=0, description="number of requests")
     first: int = Field(0, ge=0, description="number of the first of these requests among the recorded ones")
-    max_new_tokens: int = Field(gt=0)
+    max_new_tokens: int = Field(gt=0, description="most tokens of an answer")
     adaptive: bool = Field(False, description="also decode with a draft length that follows the acceptance")
     confidence: ShareBelow1 = Field(
         0,

@@ -20,13 +20,11 @@ if TYPE_CHECKING:
 
 
 class Settings(Engine):
-    """One update of the draft, compared with answering the requests between two updates (OSD, Table 9); ``draft_model``: folder below models/."""
-
-    draft_model: str = "draft"
-    prompt: int = Field(gt=0, default=64)
-    generated: int = Field(gt=0, default=128)
-    update_interval: int = Field(gt=0, default=8)
-    blocks: int = Field(gt=0)
+    draft_model: str = Field("draft", description="the draft that is updated: folder below models/")
+    prompt: int = Field(gt=0, default=64, description="tokens of each prompt")
+    generated: int = Field(gt=0, default=128, description="tokens of each answer")
+    update_interval: int = Field(gt=0, default=8, description="requests between two updates, and in each update")
+    blocks: int = Field(gt=0, description="measurements")
 
     @property
     def role(self) -> str:

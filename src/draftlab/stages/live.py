@@ -38,25 +38,30 @@ PLAIN = "plain"
 
 
 class Contest(Decoding):
-    """Every combination of the lists is a contender. A scheme ``NAME+block`` verifies by blocks once a single sequence is left.
+    """Every combination of the lists is a contender, unless its linear program has more tokens than its ``alphabet``."""
 
-    ``first_temperature`` is that of the first draft, if the drafts differ. ``alphabet`` is the number of tokens that importance sampling ranks,
-    at least those of its linear program; 0: all.
-    """
-
-    schemes: list[LiveScheme] = Field(min_length=1)
-    num_drafts: list[Count] = Field(min_length=1)
-    draft_temperature: list[NotNegative] = Field(min_length=1)
-    first_temperature: NotNegative | None = None
-    target_temperature: list[NotNegative] = Field([1.0], min_length=1)
-    top_k: list[NonNegativeInt] = Field([0], min_length=1)
-    lp_threshold: list[Count] = Field([5], min_length=1)
-    alphabet: list[NonNegativeInt] = Field([0], min_length=1)
+    schemes: list[LiveScheme] = Field(
+        min_length=1,
+        description="how drafts are verified; NAME+block: by blocks once a single sequence is left; plain: no draft, only live",
+    )
+    num_drafts: list[Count] = Field(min_length=1, description="numbers of drafted sequences")
+    draft_temperature: list[NotNegative] = Field(min_length=1, description="temperatures of the drafts")
+    first_temperature: NotNegative | None = Field(
+        None, description="temperature of the first draft; None: that of the others"
+    )
+    target_temperature: list[NotNegative] = Field([1.0], min_length=1, description="temperatures of the target")
+    top_k: list[NonNegativeInt] = Field(
+        [0], min_length=1, description="numbers of most probable tokens that are kept; 0: all"
+    )
+    lp_threshold: list[Count] = Field(
+        [5], min_length=1, description="numbers of tokens in the linear program of importance_truncated"
+    )
+    alphabet: list[NonNegativeInt] = Field(
+        [0], min_length=1, description="numbers of tokens that importance_truncated ranks; 0: all"
+    )
 
 
 class Settings(Contest):
-    """Live decoding with several drafted sequences."""
-
     quality: bool = Field(False, description="also ROUGE-L and BLEU of each answer")
 
 

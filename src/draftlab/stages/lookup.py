@@ -30,15 +30,11 @@ THRESHOLDS = tuple(step / 20 for step in range(20))
 
 
 class Settings(Base):
-    """Prompt lookup, a distilled draft, and lookup before it, along recorded greedy answers; the target does not run.
+    """Prompt lookup, a distilled draft, and lookup before it, along recorded greedy answers; the target does not run."""
 
-    ``depth`` is the longest block. A block costs 1 + ``verify_cost`` target steps, and each step of the draft's model costs ``cost_ratio``.
-    The best fixed length and the confidence threshold are tuned on ``tuning`` answers of the stream.
-    """
-
-    dataset: Dataset
-    pair: str = "main"
-    depth: int = Field(gt=0, default=8)
+    dataset: Dataset = Field(description="dataset whose recorded answers are used")
+    pair: str = Field("main", description="the pair whose target and drafts are used")
+    depth: int = Field(gt=0, default=8, description="drafted tokens of the longest block")
     tuning: int = Field(
         gt=0, default=100, description="answers of the stream on which the length and threshold are chosen"
     )

@@ -25,21 +25,21 @@ if TYPE_CHECKING:
 
 
 class Settings(TimedUpdates, Serving):
-    """Heads on the target compared with a draft, before and after both learnt from ``requests`` of the stream (OSD, Table 4).
+    """Heads on the target compared with a draft, before and after both learnt from the stream (OSD, Table 4).
 
-    The heads learn at ``heads_learning_rate``. Like released heads, they first learn other answers of their target: those to ``warm_requests`` of
-    each dataset in ``warm``. ``widths``: guesses of each head in the tree. ``live_requests`` held-out requests are decoded, ``at_once`` at a time
-    by every contender in turn. ``verifiers``: those of the tree at temperature 1. ``timed_updates``: interleaved updates that give the time of an epoch.
+    Like released heads, they first learn other answers of their target: those to ``warm_requests`` of each dataset in ``warm``.
     """
 
-    warm: list[Dataset] = Field(min_length=1)
-    warm_requests: int = Field(gt=0)
-    heads_learning_rate: float = Field(gt=0)
-    widths: list[Count] = Field(min_length=1)
-    verifiers: list[Literal["rrs", "greedy", "typical"]] = ["rrs", "typical"]
-    live_requests: int = Field(gt=0)
-    at_once: int = Field(gt=0, default=5)
-    timed_updates: int = Field(gt=0)
+    warm: list[Dataset] = Field(min_length=1, description="datasets that the heads learn before the stream")
+    warm_requests: int = Field(gt=0, description="most requests of each of these datasets")
+    heads_learning_rate: float = Field(gt=0, description="learning rate of the heads, in place of learning_rate")
+    widths: list[Count] = Field(min_length=1, description="guesses of each head in the tree")
+    verifiers: list[Literal["rrs", "greedy", "typical"]] = Field(
+        ["rrs", "typical"], description="how the tree is verified at temperature 1; typical is not lossless"
+    )
+    live_requests: int = Field(gt=0, description="held-out requests that every contender decodes")
+    at_once: int = Field(gt=0, default=5, description="requests that a contender decodes on each turn")
+    timed_updates: int = Field(gt=0, description="interleaved updates that give the time of an epoch")
 
     @property
     def datasets(self) -> list[Dataset]:

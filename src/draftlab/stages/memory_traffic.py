@@ -24,24 +24,22 @@ if TYPE_CHECKING:
 
 
 class Settings(Base):
-    """Bytes that a request moves (OSD, Table 5) by the printed formula and with every term, for the printed pair and for the run's own.
+    """Bytes that a request moves (OSD, Table 5) by the printed formula and with every term, for the printed pair and for the run's own."""
 
-    ``alphas``: acceptance of the draft before and after learning; ``rounded``: the block lengths that the paper uses for them. ``dataset``: the one
-    whose measured block lengths the run's own pair uses. ``context``: average number of tokens in the caches.
-    """
-
-    target_gb: float = Field(gt=0)
-    draft_gb: float = Field(gt=0)
-    target_cache_gb: float = Field(ge=0)
-    draft_cache_gb: float = Field(ge=0)
-    dataset: Dataset
-    tokens: int = Field(gt=0)
-    context: int = Field(gt=0)
-    draft_len: int = Field(gt=0)
-    alphas: tuple[Share, Share]
-    rounded: tuple[float, float]
-    update_interval: list[Count] = Field(min_length=1)
-    batch: list[Count] = Field(min_length=1)
+    target_gb: float = Field(gt=0, description="weights of the printed target, in GB")
+    draft_gb: float = Field(gt=0, description="weights of the printed draft, in GB")
+    target_cache_gb: float = Field(ge=0, description="a token in the printed target's cache, in GB")
+    draft_cache_gb: float = Field(ge=0, description="a token in the printed draft's cache, in GB")
+    dataset: Dataset = Field(description="dataset whose measured block lengths the run's own pair uses")
+    tokens: int = Field(gt=0, description="tokens of an answer")
+    context: int = Field(gt=0, description="average number of tokens in the caches")
+    draft_len: int = Field(gt=0, description="tokens drafted per call of the target")
+    alphas: tuple[Share, Share] = Field(description="acceptance of the draft before and after learning")
+    rounded: tuple[float, float] = Field(
+        description="the block lengths that the paper uses for these alphas, in tokens"
+    )
+    update_interval: list[Count] = Field(min_length=1, description="numbers of requests from one update to the next")
+    batch: list[Count] = Field(min_length=1, description="numbers of requests that share a load of weights")
 
 
 class Row:

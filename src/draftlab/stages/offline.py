@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+from pydantic import Field
+
 from draftlab.core.measure import Measure
 from draftlab.stages._counts import Counts
 from draftlab.stages._inputs import Distillation
@@ -16,9 +18,7 @@ if TYPE_CHECKING:
 
 
 class Settings(Offline):
-    """Distil a draft on answers, then measure it on held-out requests. ``save`` names the ``method`` whose draft is kept (none: the first one)."""
-
-    save: str = ""
+    save: str = Field("", description="the method whose draft is kept; empty: the first one")
 
 
 class Row(Counts):

@@ -40,25 +40,36 @@ Part = Literal["stream", "aside", "held_out"]
 class Settings(Serving):
     """Serve the stream in order; a request's alpha is measured before the update that learns from it (OSD, Algorithm 1).
 
-    Without ``stream``, the requests of ``dataset`` arrive in their own order. With it, they arrive as that stream says (``streams.Stream``), and
-    each group's next ``aside`` requests are set aside. Before serving, the draft is distilled on the first ``warm_share`` of the stream, or of
-    each group of the requests set aside (``warm_on``), for ``warm_epochs`` epochs or with as many updates as serving makes (``warm_fair``).
-    ``drafts``: one for all requests, one per true class, or one per class that the router names.
+    Give either a ``dataset``, whose requests arrive in their own order, or a ``stream`` of several. The ``warm`` settings distil the draft before
+    it serves.
     """
 
     learns: bool = Field(True, description="whether the draft learns from what it serves, or stays as it is")
-    stream: Annotated[Stream | None, AS_JSON] = None
+    stream: Annotated[Stream | None, AS_JSON] = Field(
+        None, description="the groups of requests and the order in which they arrive"
+    )
     of: list[Dataset] = Field([], description="the datasets of the stream")
-    aside: int = Field(0, ge=0)
-    warm_on: Literal["nothing", "stream", "aside"] = "nothing"
-    warm_share: float = Field(1.0, gt=0, le=1)
-    warm_epochs: int = Field(1, gt=0)
-    warm_fair: bool = False
-    drafts: Literal["shared", "by_group", "by_route"] = "shared"
+    aside: int = Field(0, ge=0, description="requests of each group set aside, those after the ones in the stream")
+    warm_on: Literal["nothing", "stream", "aside"] = Field(
+        "nothing",
+        description="what the draft is distilled on: no requests, the first of the stream, or those set aside",
+    )
+    warm_share: float = Field(
+        1.0, gt=0, le=1, description="first share of them to distil on; of those set aside, a share of each group"
+    )
+    warm_epochs: int = Field(1, gt=0, description="epochs of this distillation")
+    warm_fair: bool = Field(
+        False, description="instead of warm_epochs, as many updates as serving makes, each of as many requests"
+    )
+    drafts: Literal["shared", "by_group", "by_route"] = Field(
+        "shared", description="one draft for all requests, one per true class, or one per class that the router names"
+    )
     route_errors: float = Field(
         0.0, ge=0, le=1, description="share of requests that are deliberately sent to a wrong draft"
     )
-    measured_on: Literal["stream", "held_out"] = "stream"
+    measured_on: Literal["stream", "held_out"] = Field(
+        "stream", description="requests whose acceptance is measured: those of the stream, or held-out ones"
+    )
     probes: int = Field(0, ge=0, description="measurements on the held-out requests along the stream")
     bin: int = Field(
         1,
@@ -67,7 +78,7 @@ class Settings(Serving):
     )
     timed: bool = Field(False, description="add the columns cpu_seconds and peak_mb of each run")
     live: bool = Field(False, description="decode with the target instead of replaying its recorded answers")
-    save: str = Field("", description="the ``method`` whose draft is saved at the end of the stream")
+    save: str = Field("", description="the method whose draft is saved at the end of the stream")
 
     @property
     def datasets(self) -> list[Dataset]:
@@ -142,15 +153,12 @@ MEASURES = ALPHAS | {
 
 
 class Inputs(Distillation):
-    """Recorded answers and models; for a stream also its requests, its held-out requests, and how the ``router`` finds their classes.
+    """Recorded answers and models; for a stream also its requests, and how their classes are found."""
 
-    ``classifier``: the model behind the router ``hub``.
-    """
-
-    requests: list[Path] = []
-    held_out: list[Path] = []
-    router: Method = "naive_bayes"
-    classifier: str = ""
+    requests: list[Path] = Field([], description="files of the requests of a stream, one for each dataset")
+    held_out: list[Path] = Field([], description="files of the held-out requests, likewise")
+    router: Method = Field("naive_bayes", description="how the class of a request is found where drafts is by_route")
+    classifier: str = Field("", description="the model behind the router hub")
 
     @classmethod
     def locate(cls, variants: Sequence[Any], places: Places) -> Self:

@@ -23,9 +23,9 @@ ENTROPIES = ("under 0.1 nats", "0.1 to 0.5", "0.5 to 1", "1 to 2", "over 2 nats"
 
 
 class Settings(OnPairs):
-    num_drafts: int = Field(gt=1)
-    target_temperature: list[NotNegative] = Field(min_length=1)
-    draft_temperature: list[NotNegative] = Field(min_length=1)
+    num_drafts: int = Field(gt=1, description="drafted tokens of a position")
+    target_temperature: list[NotNegative] = Field(min_length=1, description="temperatures of the target")
+    draft_temperature: list[NotNegative] = Field(min_length=1, description="temperatures of the draft")
 
 
 class Row(PairsRow):

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 class Settings(Base):
-    num_drafts: list[Count] = Field(min_length=1)
-    points: int = Field(gt=1)
+    num_drafts: list[Count] = Field(min_length=1, description="numbers of drafted tokens")
+    points: int = Field(gt=1, description="evenly spaced targets of each panel")
 
 
 class Row:

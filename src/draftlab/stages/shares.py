@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 class Settings(Base):
-    dataset: Dataset
-    group_by: GroupBy
-    slices: int = Field(gt=0)
+    dataset: Dataset = Field(description="dataset whose requests are counted")
+    group_by: GroupBy = Field(description="what makes a class: the requests' dataset, language, topic or length")
+    slices: int = Field(gt=0, description="number of equal slices of time")
 
 
 class Row:

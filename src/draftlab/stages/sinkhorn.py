@@ -21,11 +21,13 @@ PEERS = ("optimal", "importance_truncated", "k_seq", "specinfer")
 
 
 class Settings(OnPairs):
-    num_drafts: list[Count] = Field(min_length=1)
-    draft_temperature: list[NotNegative] = Field(min_length=1)
-    iterations: list[NonNegativeInt] = Field(min_length=1)
-    sharpness: list[NotNegative] = Field(min_length=1)
-    rounds: int = Field(gt=0)
+    num_drafts: list[Count] = Field(min_length=1, description="numbers of drafted tokens of a position")
+    draft_temperature: list[NotNegative] = Field(min_length=1, description="temperatures of the draft")
+    iterations: list[NonNegativeInt] = Field(min_length=1, description="numbers of Sinkhorn's iterations")
+    sharpness: list[NotNegative] = Field(
+        min_length=1, description="values of s: Sinkhorn's kernel gives a token e^-s if it is not drafted, else 1"
+    )
+    rounds: int = Field(gt=0, description="interleaved timings of each contender, of which the fastest counts")
 
 
 class Row(PairsRow):

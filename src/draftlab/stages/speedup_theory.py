@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
 
 class Settings(Base):
-    curves: list[tuple[Count, NotNegative]] = Field(min_length=1)
-    alphas: list[Share] = Field(min_length=1)
+    curves: list[tuple[Count, NotNegative]] = Field(
+        min_length=1, description="draft length in tokens, and cost of a draft step in target steps, of each curve"
+    )
+    alphas: list[Share] = Field(min_length=1, description="acceptances per drafted token")
 
 
 class Row:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 class Settings(Training):
-    epochs: int = Field(gt=0)
-    temperature: float = Field(0.0, ge=0, le=0)
+    epochs: int = Field(gt=0, description="epochs of distillation")
+    temperature: float = Field(0.0, ge=0, le=0, description="temperature of the recorded answers: only 0, greedy")
 
 
 class Row:

@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 
 class Settings(Decoding):
-    """Trees with these numbers of ``nodes``, at most ``draft_len`` tokens deep; ``width``: how many texts the dynamic rule extends at each depth."""
-
-    nodes: list[Count] = Field(min_length=1)
-    draft_len: int = Field(gt=1)
-    width: Count = 8
-    draft_temperature: float = Field(1.0, gt=0)
-    target_temperature: float = Field(1.0, gt=0)
-    top_k: NonNegativeInt = 0
+    nodes: list[Count] = Field(
+        min_length=1, description="numbers of drafted tokens in a tree, each a multiple of draft_len"
+    )
+    draft_len: int = Field(gt=1, description="drafted tokens on the longest path of a tree")
+    width: Count = Field(8, description="texts that the dynamic rule extends at each depth")
+    draft_temperature: float = Field(1.0, gt=0, description="temperature of the draft")
+    target_temperature: float = Field(1.0, gt=0, description="temperature of the target")
+    top_k: NonNegativeInt = Field(0, description="most probable tokens that are kept; 0: all")
     past_end: bool = Field(False, description="continue texts past their end to max_new_tokens")
 
     @model_validator(mode="after")

@@ -16,17 +16,15 @@ if TYPE_CHECKING:
 
 
 class Settings(Base):
-    """Load of a request trace against hardware (OSD, App. A.4), with the draft's training, over loads from 1 to ``most`` times as large."""
-
-    tokens_per_request: float = Field(gt=0)
-    requests: float = Field(gt=0)
-    days: float = Field(gt=0)
-    flops_per_token: float = Field(gt=0)
-    hardware_flops: float = Field(gt=0)
-    draft_flops_per_token: float = Field(gt=0)
-    draft_len: int = Field(gt=0)
-    alpha: Share
-    most: float = Field(gt=1)
+    tokens_per_request: float = Field(gt=0, description="tokens of a request")
+    requests: float = Field(gt=0, description="requests of the trace")
+    days: float = Field(gt=0, description="days over which they are spread")
+    flops_per_token: float = Field(gt=0, description="FLOPs of the target for one token")
+    hardware_flops: float = Field(gt=0, description="what the hardware can compute, in FLOP/s")
+    draft_flops_per_token: float = Field(gt=0, description="FLOPs of the draft for one token")
+    draft_len: int = Field(gt=0, description="tokens drafted per call of the target")
+    alpha: Share = Field(description="acceptance per drafted token")
+    most: float = Field(gt=1, description="largest load, as a multiple of the trace's; the smallest is 1")
     pairs: list[tuple[str, float, float, float, float]] = Field(
         description="pair, parameters of target and draft in billions, printed block length, and the alpha that corresponds to it"
     )

@@ -59,15 +59,21 @@ ROW_BY_ROW = "importance_truncated s=5, highs"
 
 
 class Settings(Base):
-    """What a decision of each scheme costs (MDSS App. G)."""
-
-    vocabs: list[Count] = Field(default=[32_000, 128_000], min_length=1)
-    num_drafts: list[Count] = Field(default=[2, 4], min_length=1)
-    batches: list[Count] = Field(default=[1, 8, 32], min_length=1)
-    filters: list[FilterName] = Field(default=["top-p .95, sharp", "top-p .95, peaked", UNCUT], min_length=1)
-    rounds: Count = 40
-    device: Device = Field("cpu", description="the scale sets it (``compute``)")
-    seed: NonNegativeInt = 0
+    vocabs: list[Count] = Field(
+        default=[32_000, 128_000], min_length=1, description="sizes of the vocabulary, in tokens"
+    )
+    num_drafts: list[Count] = Field(default=[2, 4], min_length=1, description="numbers of drafted tokens of a position")
+    batches: list[Count] = Field(default=[1, 8, 32], min_length=1, description="numbers of positions decided at once")
+    filters: list[FilterName] = Field(
+        default=["top-p .95, sharp", "top-p .95, peaked", UNCUT],
+        min_length=1,
+        description="how both distributions are cut, and how steep they are",
+    )
+    rounds: Count = Field(
+        40, description="timings of each verifier at batch 1; larger batches have half as many, at least 5"
+    )
+    device: Device = Field("cpu", description="where torch computes; the scale sets it")
+    seed: NonNegativeInt = Field(0, description="seed of the distributions, drafts and orders")
 
 
 class Row:

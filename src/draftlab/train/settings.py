@@ -2,45 +2,68 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from draftlab.core.settings import Count, Dataset, Device, NonNegativeInt, Settings, ShareBelow1
+from draftlab.core.settings import (
+    Count,
+    Dataset,
+    Device,
+    InflatedFfn,
+    InflatedLayers,
+    NonNegativeInt,
+    Settings,
+    ShareBelow1,
+)
 from draftlab.files.registries import names
 
-LossPositions = Literal["rejected", "all", "block_end", "repository"]
+LossPositions = Annotated[
+    Literal["rejected", "all", "block_end", "repository"],
+    Field(
+        description="positions of an answer to learn from: where a drafted token was rejected; all; where a block ended; the positions after those, as in OSD's repository"
+    ),
+]
 if TYPE_CHECKING:
     SampleSource = str
     Loss = str
 else:
     SampleSource = Literal[("none", *names("train.sources", "SOURCES"))]
-    Loss = Literal[("none", *names("core.losses", "LOSSES"))]
+    Loss = Annotated[
+        Literal[("none", *names("core.losses", "LOSSES"))],
+        Field(description="what training minimises (draftlab.core.losses); none: for a draft that is not trained"),
+    ]
 
 
 class Training(Settings):
-    """Settings that offline and online distillation share.
+    """Settings that offline and online distillation share."""
 
-    ``batch``: requests per update when a draft is trained on recorded answers. ``micro_batch`` (0: all) requests of an update go through one
-    forward pass, and gradients are added up. ``temperature``: at which target and draft decode; the loss is always at temperature 1.
-    """
-
-    dataset: Dataset = ""
+    dataset: Dataset = Field("", description="dataset whose requests and recorded answers are used")
     pair: str = Field("main", description="the pair whose target and drafts are used")
-    draft: str = Field("draft", description="folder below models/")
-    seed: NonNegativeInt = 0
-    temperature: float = Field(0.0, ge=0)
-    learning_rate: float = Field(gt=0)
-    batch: int = Field(gt=0)
-    micro_batch: int = Field(0, ge=0)
-    draft_len: int = Field(5, gt=0)
+    draft: str = Field("draft", description="the draft: folder below models/")
+    seed: NonNegativeInt = Field(0, description="seed of the random order and draws")
+    temperature: float = Field(
+        0.0,
+        ge=0,
+        description="temperature at which target and draft decode; 0: greedy; the loss is always at temperature 1",
+    )
+    learning_rate: float = Field(
+        gt=0, description="learning rate of AdamW; in a distillation the highest of its schedule"
+    )
+    batch: int = Field(gt=0, description="requests per update when a draft is distilled, not while it serves")
+    micro_batch: int = Field(
+        0,
+        ge=0,
+        description="requests of an update in one forward pass, whose gradients are added up; 0: all",
+    )
+    draft_len: int = Field(5, gt=0, description="tokens that the draft proposes per call of the target")
     loss: Loss = "forward_kl"
-    clip: float = Field(1.0, ge=0)
+    clip: float = Field(1.0, ge=0, description="largest norm of the gradient; 0: not clipped")
     keeps_embedding: bool = Field(
         False,
         description="keep a Llama's embedding fixed: with a large vocabulary it holds most of the weights that an update would touch",
     )
-    device: Device = Field("cpu", description="the scale sets it (``compute``)")
+    device: Device = Field("cpu", description="where torch computes; the scale sets it")
     autocast: bool = Field(
         False,
         description="bfloat16 products over float32 weights, where the device is fast at them; the scale sets it",
@@ -58,61 +81,65 @@ class Training(Settings):
 
 
 class Offline(Training):
-    """How a draft is distilled offline, and how it is measured.
+    """How a draft is distilled offline, and how it is measured."""
 
-    It learns from ``requests`` (0: all). If the draft takes part in answering, ``sample_batch`` requests are answered at once, so the
-    draft that answered is up to ``sample_batch / batch`` updates old. ``probes``: measurements in each epoch. ``live``: also decode the
-    held-out requests with target and draft together, and count.
-    """
-
-    sample_source: SampleSource = "teacher"
-    epochs: int = Field(ge=0)
-    requests: int = Field(0, ge=0)
-    sample_batch: int = Field(64, gt=0)
+    sample_source: SampleSource = Field(
+        "teacher",
+        description="who writes the answers to learn from; teacher: the target; student: the draft; mix: either, by request or token; none: no training",
+    )
+    epochs: int = Field(ge=0, description="epochs of distillation")
+    requests: int = Field(0, ge=0, description="requests of the stream to learn from; 0: all")
+    sample_batch: int = Field(
+        64,
+        gt=0,
+        description="requests answered at once if the draft takes part, which is then up to sample_batch / batch updates old",
+    )
     probes: int = Field(0, ge=0, description="measurements per epoch while training")
     draft_lens: list[Count] = Field([], description="further draft lengths to measure")
-    live: bool = False
+    live: bool = Field(False, description="also decode the held-out requests with target and draft together, and count")
     timed: bool = Field(False, description="add the column learning_seconds of each measurement")
 
 
 class Updates(Training):
-    """How a draft is updated with requests that it served: ``loss_positions`` of each; the update reaches the server ``lag`` requests later."""
+    """How a draft is updated with requests that it served."""
 
     loss_positions: LossPositions = "rejected"
-    lag: int = Field(0, ge=0)
+    lag: int = Field(0, ge=0, description="requests served between an update and its arrival at the server")
 
 
 class Serving(Updates):
-    """How a draft learns while it serves (OSD, Algorithm 1).
+    """How a draft learns while it serves (OSD, Algorithm 1)."""
 
-    It learns from every ``update_interval`` requests and ``replay`` older ones out of the last ``buffer`` (0: all).
-    """
-
-    update_interval: int = Field(gt=0)
-    replay: int = Field(0, ge=0)
-    buffer: int = Field(0, ge=0)
+    update_interval: int = Field(gt=0, description="requests between two updates, all learnt in the next")
+    replay: int = Field(0, ge=0, description="older requests that an update learns from again")
+    buffer: int = Field(0, ge=0, description="latest requests from which the replayed ones are drawn; 0: all")
 
 
 class ReplayLog(Serving):
     """Several options to serve a log, each replayed for all ``draft_lens``.
 
-    The draft is distilled on the stream for ``epochs`` epochs; another copy serves the stream once and learns from it. The optimum of two
-    and four drafts is computed on the first ``ceiling`` requests.
+    One copy of the draft is distilled on the stream; another serves it once and learns from it.
     """
 
-    draft_lens: list[Count] = Field([1, 2, 3, 4, 5, 6, 7, 8], min_length=1)
+    draft_lens: list[Count] = Field(
+        [1, 2, 3, 4, 5, 6, 7, 8], min_length=1, description="draft lengths to compare, in tokens"
+    )
     thresholds: list[ShareBelow1] = Field(
         [0.3, 0.45, 0.6],
         description="at temperature 0 also blocks that end where the draft is less sure of its token than this",
     )
-    epochs: int = Field(2, gt=0)
-    ceiling: int = Field(12, ge=0)
+    epochs: int = Field(2, gt=0, description="epochs of distillation")
+    ceiling: int = Field(
+        12, ge=0, description="first requests on which the optimum of two and four drafts is computed; 0: none"
+    )
 
 
 class TimedUpdates(Updates):
-    """Updates that are timed beside decoding; ``inflated_layers`` and ``inflated_ffn`` as for an ``Engine``."""
+    """Updates that are timed beside decoding, by a target that is inflated if ``inflated_layers`` or ``inflated_ffn`` is set."""
 
-    requests: int = Field(gt=0)
-    inflated_layers: int = Field(0, ge=0)
-    inflated_ffn: int = Field(0, ge=0)
-    temperature: float = Field(0.0, ge=0, le=0)
+    requests: int = Field(gt=0, description="length of the stream, in requests")
+    inflated_layers: InflatedLayers = 0
+    inflated_ffn: InflatedFfn = 0
+    temperature: float = Field(
+        0.0, ge=0, le=0, description="temperature of the answers that are learnt: only 0, greedy"
+    )
