@@ -580,6 +580,8 @@ def test_the_digest_sees_code_and_not_comments(tmp_path, monkeypatch):
     code = "def f(x):\n    '''Doc.'''\n    return x + 1\n"
     before = digest(code)
     assert digest("# a comment\ndef f(x):\n    '''Another doc.'''\n    return x + 1  # more\n") == before
+    setting = "class A:\n    a: int = Field(1, gt=0, description='one')\n"
+    assert digest(setting) == digest(setting.replace("one", "two")) != digest(setting.replace("gt=0", "gt=1"))
     (package / "loss.py~").write_text("a backup")
     assert digest(code) == before
     assert digest("def f(x):\n    return x + 2\n") != before

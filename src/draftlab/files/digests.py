@@ -49,7 +49,7 @@ def _imports(tree: ast.AST) -> Iterator[str]:
 
 @cache
 def _module(module: str) -> tuple[str, frozenset[str]]:
-    """A digest of one module without comments and docstrings, with its data files, and the draftlab modules it imports.
+    """A digest of one module without comments, docstrings and descriptions of settings, with its data files, and the draftlab modules it imports.
 
     Its data files have its name, or are YAML files in the folder of that name. An editor's backup (``module.py~``) is none.
     """
@@ -71,6 +71,8 @@ def _module(module: str) -> tuple[str, frozenset[str]]:
             and ast.get_docstring(node, clean=False) is not None
         ):
             node.body = node.body[1:]
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Call):
+            node.value.keywords = [given for given in node.value.keywords if given.arg != "description"]
     code = "".join([ast.dump(tree), *beside])
     return hashlib.sha256(code.encode()).hexdigest(), imports
 
