@@ -41,9 +41,8 @@ def ask(kind: Kind, name: str, request: Callable[[bool], T], *, otherwise: str) 
     """
     from huggingface_hub import constants
 
-    os.environ.setdefault(
-        "HF_XET_CLIENT_RETRY_MAX_DURATION", "20s"
-    )  # without it, an unreachable store takes over 15 minutes
+    # Without a limit, Xet says nothing of an unreachable store for over 15 minutes.
+    os.environ.setdefault("HF_XET_CLIENT_RETRY_MAX_DURATION", "20s")
     for handler in logging.getLogger("huggingface_hub").handlers:
         handler.addFilter(_without_signatures)  # the same function is added once
     again = False

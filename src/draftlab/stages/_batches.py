@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from draftlab.files.atomic import atomic_path
@@ -30,19 +31,17 @@ def by_batch(
     import pandas as pd
     from safetensors.torch import load_file, save_file
 
-    frames = []
-    for number, (dataset, batch) in enumerate(progress(work.batches, "batches")):
-        table, states = bench.part(f"{number}.parquet"), bench.part(f"{number}.safetensors")
-        if table is None or states is None:
-            frames.append(rows_of_batch(number, dataset, batch))
-            continue
-        if not table.is_file():
-            rows = rows_of_batch(number, dataset, batch)
+    def draw(number: int, dataset: str, batch: Sequence[Request]) -> pd.DataFrame:
+        rows = rows_of_batch(number, dataset, batch)
+        if states := bench.part(f"{number}.safetensors"):  # before the table: where that is, these are
             with atomic_path(states) as temporary:
                 save_file({f"{place:04}": one.get_state() for place, one in enumerate(generators)}, temporary)
-            with atomic_path(table) as temporary:  # the table is last: where it is, the states are
-                rows.to_parquet(temporary)
-        for place, state in load_file(states).items():
-            generators[int(place)].set_state(state)
-        frames.append(pd.read_parquet(table))
+        return rows
+
+    frames = []
+    for number, (dataset, batch) in enumerate(progress(work.batches, "batches")):
+        frames.append(bench.rows(str(number), partial(draw, number, dataset, batch)))
+        if states := bench.part(f"{number}.safetensors"):
+            for place, state in load_file(states).items():
+                generators[int(place)].set_state(state)
     return pd.concat(frames, ignore_index=True)

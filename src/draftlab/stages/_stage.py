@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from draftlab.core.measure import Measure
 from draftlab.core.settings import Settings
+from draftlab.files.atomic import atomic_path
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -107,6 +108,19 @@ class Bench:
     def part(self, name: str) -> Path | None:
         """The file of a finished part of this variant."""
         return self.parts / f"{self.number}.{name}" if self.parts else None
+
+    def rows(self, name: str, make: Callable[[], pd.DataFrame]) -> pd.DataFrame:
+        """The rows of one part, which ``make`` computes unless a killed job had finished it."""
+        import pandas as pd
+
+        table = self.part(f"{name}.parquet")
+        if table is None:
+            return make()
+        if not table.is_file():
+            rows = make()
+            with atomic_path(table) as temporary:
+                rows.to_parquet(temporary)
+        return pd.read_parquet(table)
 
     def once(self, key: object, make: Callable[[], T]) -> T:
         """The result of ``make``, which is called only once for all variants."""

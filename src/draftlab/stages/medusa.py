@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class Settings(TimedUpdates, Serving):
     """Heads on the target compared with a draft, before and after both learnt from the stream (OSD, Table 4).
 
-    Like released heads, they first learn other answers of their target: those to ``warm_requests`` of each dataset in ``warm``.
+    Like released ones, the heads first learn other answers of their target: those to ``warm_requests`` of each dataset in ``warm``.
     """
 
     warm: list[Dataset] = Field(min_length=1, description="datasets that the heads learn before the stream")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -13,7 +14,6 @@ from draftlab.core.settings import Dataset, Dtype, NonNegativeInt
 from draftlab.core.settings import Settings as Base
 from draftlab.engine.answers import recorded_name
 from draftlab.errors import UserError
-from draftlab.files.atomic import atomic_path
 from draftlab.stages._inputs import TargetAndDraft
 from draftlab.stages._measures import BLOCK_EFFICIENCY
 from draftlab.stages._places import Places
@@ -130,7 +130,7 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
         stream, learning = _mixture(recorded, settings, seed), _learning(settings, seed)
         of_topics = [stream.take([n for n, group in enumerate(stream.group) if group == t]) for t in settings.topics]
         shared, *specialists = (
-            _learnt(fresh_draft(), served, learning, bench.part(f"{seed}.{number}.safetensors"))
+            _learnt(fresh_draft, served, learning, bench.part(f"{seed}.{number}.draft"))
             for number, served in enumerate([stream, *of_topics])
         )
         original = fresh_draft()
@@ -140,14 +140,11 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
             for (drafts, models), scheme in itertools.product(arranged.items(), settings.schemes):
                 if len(models) == 1 and scheme != settings.schemes[0]:
                     continue  # with one sequence every scheme is single-draft verification
-                part = bench.part(f"{seed}.{len(frames)}.parquet")
-                if part is None or not part.is_file():
-                    rows = _decode(target, models, requests, scheme, tokenizer.eos_ids, settings, seed)
-                    rows = rows.assign(seed=seed, dataset=topic, drafts=drafts, num_drafts=len(models), scheme=scheme)
-                    if part:
-                        with atomic_path(part) as temporary:
-                            rows.to_parquet(temporary)
-                frames.append(pd.read_parquet(part) if part else rows)
+                decode = partial(_decode, target, models, requests, scheme, tokenizer.eos_ids, settings, seed)
+                rows = bench.rows(f"{seed}.{len(frames)}", decode)
+                frames.append(
+                    rows.assign(seed=seed, dataset=topic, drafts=drafts, num_drafts=len(models), scheme=scheme)
+                )
     return pd.concat(frames, ignore_index=True), {}
 
 
@@ -173,23 +170,19 @@ def _learning(settings: Settings, seed: int) -> Serving:
     return Serving.model_validate(others | settings.model_dump(include=names))
 
 
-def _learnt(draft: LanguageModel, traffic: Traffic, learning: Serving, part: Path | None) -> LanguageModel:
-    """The draft after it learnt along ``traffic``; its weights are kept in ``part``."""
-    import torch
-    from safetensors.torch import load_file, save_file
-
+def _learnt(
+    fresh_draft: Callable[[], LanguageModel], traffic: Traffic, learning: Serving, part: Path | None
+) -> LanguageModel:
+    """A draft after it learnt along ``traffic``; it is kept in ``part``."""
+    from draftlab.models import load_model
     from draftlab.train.online import serve
 
-    if part and part.is_file():
-        weights = load_file(part)
-        with torch.no_grad():
-            for name, value in draft.named_parameters():
-                value.copy_(weights[name])
-        return draft
+    if part and part.is_dir():
+        return load_model(part, device=learning.device)
+    draft = fresh_draft()
     serve(draft, traffic, learning, checkpoint=part and part.with_suffix(".checkpoint"))
     if part:
-        with atomic_path(part) as temporary:
-            save_file({name: value.detach().contiguous() for name, value in draft.named_parameters()}, temporary)
+        draft.save(part)
     return draft
 
 
