@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pandas as pd
 from matplotlib.figure import Figure
 
@@ -10,6 +12,8 @@ from draftlab.report.figures.style import (
     GREY,
     LOOKS,
     NAMES,
+    TITLE,
+    WIDE,
     counted,
     diamonds,
     footer,
@@ -26,29 +30,34 @@ from draftlab.report.published import Published
 from draftlab.report.tidy import ratio_table
 
 PLAIN, AGAIN = "none", "none_again"
-KEYS = ["dataset", "contender"]
+KEYS = ["weights", "dataset", "contender"]
 
 
 def draw(table: pd.DataFrame, scale: str, published: Published, costs: bool = False) -> Figure:
     """Plot one row per dataset and one mark per contender; the grey band is plain decoding against itself, the machine's noise.
 
-    Diamonds are the printed speed-ups. With ``costs`` they are those predicted from probed costs, and a first panel has the tokens per target call.
+    There is a panel for each format of weights. Diamonds are the printed speed-ups. With ``costs`` they are those predicted from probed costs, and a first panel has the tokens per target call.
     """
-    table = table.assign(dataset=table.get("dataset", "requests"))
+    table = table.assign(dataset=table.get("dataset", "requests"), weights=table.get("weights", ""))
     drafts = table[~table["contender"].isin([PLAIN, AGAIN])]
     speedups = ratio_table(table[table["contender"] != PLAIN], "plain_seconds", "seconds", KEYS)
     datasets = in_order(speedups["dataset"].tolist(), NAMES)
+    formats = list(dict.fromkeys(table["weights"]))
     contenders = in_order(drafts["contender"].tolist(), LOOKS if costs else ())
     if costs:
         figure, axes = panels(1, 2, height=0.7 + 0.11 * len(contenders) * len(datasets), sharey=True)
-        tokens = ratio_table(drafts, "tokens", "blocks", KEYS).set_index(KEYS)
+        tokens = ratio_table(drafts, "tokens", "blocks", KEYS[1:]).set_index(KEYS[1:])
         axes[0, 0].set(xlabel="tokens per target call")
     else:
-        figure, axes = panels(1, 1, width=COLUMN + 1.2, height=0.7 + 0.4 * len(datasets))
-    ax, spread = axes[0, -1], 0.7 if costs else 0.5
+        width = WIDE if len(formats) > 1 else COLUMN + 1.2
+        figure, axes = panels(1, len(formats), width=width, height=0.7 + 0.4 * len(datasets), sharey=True)
+    spread = 0.7 if costs else 0.5
     is_predicted = costs and "predicted_steps" in drafts  # where an experiment probed the costs
-    for place, dataset in enumerate(datasets):
-        rows = speedups[speedups["dataset"] == dataset].set_index("contender")
+    for (place, dataset), (ax, weights) in itertools.product(
+        enumerate(datasets), zip(axes[0, -len(formats) :], formats, strict=True)
+    ):
+        is_shown = (speedups["dataset"] == dataset) & (speedups["weights"] == weights)
+        rows = speedups[is_shown].set_index("contender")
         for low, high in rows.loc[rows.index == AGAIN, ["ci_low", "ci_high"]].to_numpy():
             ax.fill_betweenx([place - 0.4, place + 0.4], low, high, color=GREY, alpha=0.35, label=name(AGAIN))
         for number, contender in enumerate(contenders):
@@ -60,12 +69,14 @@ def draw(table: pd.DataFrame, scale: str, published: Published, costs: bool = Fa
                 own = drafts[(drafts["dataset"] == dataset) & (drafts["contender"] == contender)]
                 ratio = own["tokens"].sum() / own["predicted_steps"].sum()
                 diamonds(ax, [ratio], [y], "predicted from costs")
-        if not costs:
+        if not costs and len(formats) == 1:
             printed = published.of("T3.speedup_by_dataset", dataset=dataset)
             diamonds(ax, printed["value"], [place] * len(printed), "printed (both pairs)")
+        ax.set(xlabel="speed-up over the target alone", ylim=(len(datasets) - 0.5, -0.5))
+        if len(formats) > 1:
+            ax.set_title(f"{weights} weights", **TITLE)
     for panel in axes[0]:
         panel.axvline(1, color=GREY, linewidth=0.6)
-    ax.set(xlabel="speed-up over the target alone", ylim=(len(datasets) - 0.5, -0.5))
     axes[0, 0].set_yticks(range(len(datasets)), [name(dataset) for dataset in datasets])
     legend(figure, list(axes[0]))
     footer(
