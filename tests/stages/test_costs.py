@@ -6,12 +6,13 @@ import functools
 import math
 import tempfile
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from pandas.testing import assert_frame_equal
 
 from draftlab import plan
 from draftlab.core import theory
@@ -24,8 +25,9 @@ from draftlab.report import findings
 from draftlab.stages import break_even, medusa, memory_traffic, online
 from draftlab.stages._stage import Bench
 from draftlab.train import break_even as train_break_even
+from draftlab.train import learning, traffic, training
 from draftlab.train import medusa as train_medusa
-from draftlab.train import traffic
+from draftlab.train import online as train_online
 from draftlab.train.folders import Folders
 from tests.pair import inputs_of
 from tests.synthetic import FOLDER, TABLES
@@ -275,6 +277,40 @@ def test_heads_learn_on_the_target_that_decodes(results: Path, tmp_path: Path, m
     )  # fmt: skip
     medusa.run(settings, inputs_of(results), Bench(tmp_path))
     assert read == [256]
+
+
+@pytest.mark.parametrize(
+    ("module", "name"), [(train_online, "serve"), (train_online, "learn"), (learning, "losses_at")]
+)
+def test_a_killed_medusa_job_learns_nothing_twice(
+    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str
+) -> None:
+    settings = medusa.Settings(
+        dataset="toy", warm=["other"], requests=8, warm_requests=8, live_requests=2, timed_updates=1,
+        learning_rate=1e-2, heads_learning_rate=2e-2, draft_len=2, widths=[2, 1], loss_positions="all",
+        update_interval=2, batch=4,
+    )  # fmt: skip
+    untimed = [name for name in medusa.STAGE.columns if not medusa.STAGE.is_timed(name, {})]
+    monkeypatch.setattr(training, "CHECKPOINT_SECONDS", 0)
+    monkeypatch.setattr(train_medusa, "epoch_seconds", lambda models, *_: dict.fromkeys(models, 1.0))
+    work, calls = getattr(module, name), []
+
+    def counted(*words: object, **options: object) -> object:
+        calls.append(name)
+        if len(calls) == killed_at:
+            raise KeyboardInterrupt
+        return work(*words, **options)
+
+    monkeypatch.setattr(module, name, counted)
+    killed_at = 0
+    whole, facts = medusa.run(settings, inputs_of(results), Bench(tmp_path))
+    needed, killed_at = len(calls), 2 * len(calls)
+    with pytest.raises(KeyboardInterrupt):
+        medusa.run(settings, inputs_of(results), Bench(tmp_path, parts=tmp_path))
+    again, same_facts = medusa.run(settings, inputs_of(results), Bench(tmp_path, parts=tmp_path))
+    assert_frame_equal(again[untimed], whole[untimed])
+    assert same_facts | {"cpu_seconds": 0} == facts | {"cpu_seconds": 0}
+    assert len(calls) == 2 * needed + 1  # the last call was killed
 
 
 def test_medusa_job_compares_all_contenders_and_says_which_is_lossless(results: Path, tmp_path: Path):

@@ -49,20 +49,19 @@ def run_file(cell: tyro.conf.Positional[Path]) -> None:
 def run(stage: Stage, variants: Sequence[Variant], inputs: NoInputs, out: Path) -> None:
     """Run every variant in turn and write ``out/rows.csv`` and ``out/run.json``.
 
-    The record has the settings that all variants share once, and for each variant its labels, its other settings, and its facts. Finished
-    variants, and finished batches of requests, are kept below ``out/.parts`` until all are finished, except where time alone is measured.
+    The record has the settings that all variants share once, and for each variant its labels, its other settings, and its facts. What a
+    killed job need not do again is kept below ``out/.parts`` until all variants are finished: what a stage keeps there, and, except where
+    time is measured, finished variants.
     """
     frames: list[pd.DataFrame] = []
     runs: list[dict[str, Any]] = []
     kept: dict[object, object] = {}
     reads = inputs.reads([variant.settings for variant in variants])
-    parts = None
-    if not stage.exclusive:
-        code = code_digest(f"draftlab.stages.{stage.name}")
-        parts = open_parts(out / ".parts", f"{variants!r} {inputs!r} {digests(out, **reads)} {code}")
+    code = code_digest(f"draftlab.stages.{stage.name}")
+    parts = open_parts(out / ".parts", f"{variants!r} {inputs!r} {digests(out, **reads)} {code}")
     for number, variant in enumerate(variants):
         bench = Bench(out, variant.labels, number, kept, parts)
-        if len(variants) == 1:
+        if len(variants) == 1 or stage.exclusive:
             rows, facts = stage.run(variant.settings, inputs, bench)
         else:
             rows, facts = _run_once(stage, variant, inputs, bench)

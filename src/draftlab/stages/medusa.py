@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
@@ -17,11 +18,15 @@ from draftlab.stages._stage import Bench, Facts, column, stage_of, timing
 from draftlab.train.settings import Serving, TimedUpdates
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import pandas as pd
 
+    from draftlab.engine.recording import TargetPass
     from draftlab.models import LanguageModel
     from draftlab.train.folders import Folders
     from draftlab.train.learning import Effort
+    from draftlab.train.traffic import Traffic
 
 
 class Settings(TimedUpdates, Serving):
@@ -80,7 +85,10 @@ MEASURES = {
 
 
 def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.DataFrame, Facts]:
-    """Let copies of the draft and of the heads learn from the stream, then decode held-out requests with every contender."""
+    """Let copies of the draft and of the heads learn from the stream, then decode held-out requests with every contender.
+
+    What has learnt is kept in ``bench.parts``; a killed job repeats only the measurement.
+    """
     import pandas as pd
 
     from draftlab.core.tree import Tree
@@ -88,8 +96,8 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     from draftlab.models.clock import clock_of
     from draftlab.models.medusa import Medusa
     from draftlab.train.folders import Folders
+    from draftlab.train.learning import learnt
     from draftlab.train.medusa import contenders, decode_in_turns, epoch_seconds
-    from draftlab.train.online import serve
     from draftlab.train.traffic import whole
 
     folders = Folders(inputs.answers, inputs.models, bench.kept)
@@ -98,11 +106,12 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     stream = stream.take(range(min(settings.requests, len(stream))))
     heads_settings = settings.model_copy(update={"learning_rate": settings.heads_learning_rate})
     heads = Medusa(target, Tree.of_widths(settings.widths))
-    effort = _warm(heads, folders, heads_settings)
+    lessons = _lessons(folders, settings)
+    effort = learnt(heads, bench.part("heads.safetensors"), partial(_warmed, heads, lessons, heads_settings))
     models: dict[str, LanguageModel] = {"draft": folders.draft(settings), "medusa": heads}
     for name, serving in (("draft", settings), ("medusa", heads_settings)):
-        models[f"{name}_osd"] = copy.deepcopy(models[name])
-        effort += serve(models[f"{name}_osd"], stream, serving)[1]
+        models[f"{name}_osd"] = learner = copy.deepcopy(models[name])
+        effort += learnt(learner, bench.part(f"{name}.safetensors"), partial(_served, learner, stream, serving))
     records = folders.recorded(settings.dataset, "eval").answers[: settings.live_requests]
     prompts = [record.prompt_ids for record in records]
     if settings.inflated_layers or settings.inflated_ffn:
@@ -128,16 +137,29 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     return rows.assign(seed=settings.seed), folders.facts(effort) | {"tree": settings.widths}
 
 
-def _warm(heads: LanguageModel, folders: Folders, settings: Settings) -> Effort:
-    """Train the heads as a release would be trained: one epoch on the target's answers to other datasets."""
+def _served(learner: LanguageModel, stream: Traffic, settings: Settings, checkpoint: Path | None) -> Effort:
+    """The cost of learning online along the stream."""
+    from draftlab.train.online import serve
+
+    return serve(learner, stream, settings, checkpoint=checkpoint)[1]
+
+
+def _lessons(folders: Folders, settings: Settings) -> TargetPass:
+    """The target's answers to other datasets, from which the heads learn first, as those of a release do."""
     from draftlab.engine.recording import join
+
+    passes = [folders.recorded(dataset, "train") for dataset in settings.warm]
+    return join([part.take(range(min(settings.warm_requests, len(part.answers)))) for part in passes])
+
+
+def _warmed(heads: LanguageModel, lessons: TargetPass, settings: Settings, checkpoint: Path | None) -> Effort:
+    """The cost of one epoch on the lessons."""
     from draftlab.train.learning import train
     from draftlab.train.sources import Scene
 
-    passes = [folders.recorded(dataset, "train") for dataset in settings.warm]
-    lessons = join([part.take(range(min(settings.warm_requests, len(part.answers)))) for part in passes])
     count = len(lessons.answers)
-    return train(Scene(heads, lessons), range(count), math.ceil(count / settings.batch), settings)
+    steps = math.ceil(count / settings.batch)
+    return train(Scene(heads, lessons), range(count), steps, settings, checkpoint=checkpoint)
 
 
 def derive(rows: pd.DataFrame) -> pd.DataFrame:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -130,7 +130,7 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
         stream, learning = _mixture(recorded, settings, seed), _learning(settings, seed)
         of_topics = [stream.take([n for n, group in enumerate(stream.group) if group == t]) for t in settings.topics]
         shared, *specialists = (
-            _learnt(fresh_draft, served, learning, bench.part(f"{seed}.{number}.draft"))
+            _learnt(fresh_draft(), served, learning, bench.part(f"{seed}.{number}.draft.safetensors"))
             for number, served in enumerate([stream, *of_topics])
         )
         original = fresh_draft()
@@ -170,19 +170,12 @@ def _learning(settings: Settings, seed: int) -> Serving:
     return Serving.model_validate(others | settings.model_dump(include=names))
 
 
-def _learnt(
-    fresh_draft: Callable[[], LanguageModel], traffic: Traffic, learning: Serving, part: Path | None
-) -> LanguageModel:
-    """A draft after it learnt along ``traffic``; it is kept in ``part``."""
-    from draftlab.models import load_model
+def _learnt(draft: LanguageModel, traffic: Traffic, learning: Serving, part: Path | None) -> LanguageModel:
+    """The draft after it learnt along ``traffic``; its weights are kept in ``part``."""
+    from draftlab.train.learning import learnt
     from draftlab.train.online import serve
 
-    if part and part.is_dir():
-        return load_model(part, device=learning.device)
-    draft = fresh_draft()
-    serve(draft, traffic, learning, checkpoint=part and part.with_suffix(".checkpoint"))
-    if part:
-        draft.save(part)
+    learnt(draft, part, lambda checkpoint: serve(draft, traffic, learning, checkpoint=checkpoint)[1])
     return draft
 
 

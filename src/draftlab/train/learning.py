@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -104,6 +104,20 @@ def train(
         reduce=parallel.add_up,
     )
     effort.milliseconds += round(1e3 * (time.process_time() - since)) if since is not None else 0
+    return effort
+
+
+def learnt(model: training.Trainable, part: Path | None, learn: Callable[[Path | None], Effort]) -> Effort:
+    """Let ``learn`` train the ``model``, and return the cost; weights and cost are kept in ``part``, where a killed job finds them again.
+
+    ``learn`` gets the place for a checkpoint.
+    """
+    notes = dict[str, Any]()
+    if part and training.load_checkpoint(part, "", model, None, notes):
+        return Effort(**notes)
+    effort = learn(part and part.with_suffix(".checkpoint"))
+    if part:
+        training.save_checkpoint(part, "", model, None, 1, vars(effort))
     return effort
 
 

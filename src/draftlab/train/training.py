@@ -141,11 +141,16 @@ def fit(
 
 
 def save_checkpoint(
-    path: Path, identity: str, model: Trainable, optimizer: torch.optim.Optimizer, step: int, notes: dict[str, Any]
+    path: Path,
+    identity: str,
+    model: Trainable,
+    optimizer: torch.optim.Optimizer | None,
+    step: int,
+    notes: dict[str, Any],
 ) -> None:
-    """Write weights and optimizer moments after ``step`` updates as one safetensors file."""
+    """Write weights and optimizer moments after ``step`` updates as one safetensors file; without an optimizer, the weights alone."""
     tensors = {f"model.{name}": value.contiguous() for name, value in model.named_parameters()}
-    for index, state in optimizer.state_dict()["state"].items():
+    for index, state in (optimizer.state_dict()["state"] if optimizer else {}).items():
         tensors |= {f"optimizer.{index}.{name}": value.contiguous() for name, value in state.items()}
     metadata = {"identity": identity, "step": json.dumps(step), "notes": json.dumps(notes), "digest": digest(tensors)}
     with atomic_path(path, sum(tensor.nbytes for tensor in tensors.values())) as temporary:
@@ -161,7 +166,7 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
 
 
 def load_checkpoint(
-    path: Path, identity: str, model: Trainable, optimizer: torch.optim.Optimizer, notes: dict[str, Any]
+    path: Path, identity: str, model: Trainable, optimizer: torch.optim.Optimizer | None, notes: dict[str, Any]
 ) -> int:
     """Restore a checkpoint of this ``identity`` and return its step; 0 if there is no such checkpoint, or it is damaged."""
     try:
@@ -185,6 +190,7 @@ def load_checkpoint(
         if name.startswith("optimizer."):
             _, index, key = name.split(".", 2)
             state.setdefault(int(index), {})[key] = value
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+    if optimizer:
+        optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
     notes.update(json.loads(metadata["notes"]))
     return int(json.loads(metadata["step"]))
