@@ -139,6 +139,12 @@ def test_a_published_figure_is_traced_without_its_run(run, tmp_path):
         list(provenance.trace(paper / "osd_offline.pdf"))
 
 
+def test_nothing_is_published_if_one_table_is_missing(run, tmp_path):
+    with pytest.raises(UserError, match="no such table"):
+        provenance.publish(run, ["osd_offline", "osd_online"], tmp_path / "data")
+    assert not (tmp_path / "data").exists()
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [

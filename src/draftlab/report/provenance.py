@@ -82,11 +82,12 @@ def cells_of(run: Path, experiment: str) -> dict[str, Any]:
 
 def publish(results: Path, tables: tuple[str, ...], out: Path) -> None:
     """Compress the tables of a run into a folder from which published figures are drawn, with each table's provenance and the times of jobs."""
+    records = {name: describe(results, name) for name in tables}  # a missing table is found before the first copy
     for name in tables:
         publish_table(results / f"{name}.csv", out)
     known = read_json(out / RECORD) if (out / RECORD).exists() else {}
     kept = {name: known[name] for name in known.keys() & tables_in(out).keys()}
-    write_json(out / RECORD, dict(sorted((kept | {name: describe(results, name) for name in tables}).items())))
+    write_json(out / RECORD, dict(sorted((kept | records).items())))
     if took := times.read_times([out / times.FILE, results / "logs" / times.FILE]):
         write_text(out / times.FILE, "".join(f"{name}\t{took[name]:.2f}\n" for name in sorted(took)))
 
