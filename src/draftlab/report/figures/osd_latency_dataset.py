@@ -49,8 +49,10 @@ def draw(table: pd.DataFrame, scale: str, published: Published, costs: bool = Fa
         tokens = ratio_table(drafts, "tokens", "blocks", KEYS[1:]).set_index(KEYS[1:])
         axes[0, 0].set(xlabel="tokens per target call")
     else:
-        width = WIDE if len(formats) > 1 else COLUMN + 1.2
-        figure, axes = panels(1, len(formats), width=width, height=0.7 + 0.4 * len(datasets), sharey=True)
+        width, height = WIDE if len(formats) > 1 else COLUMN + 1.2, 0.1 * max(4, len(contenders))
+        figure, axes = panels(
+            1, len(formats), width=width, height=0.7 + height * len(datasets), sharex=True, sharey=True
+        )
     spread = 0.7 if costs else 0.5
     is_predicted = costs and "predicted_steps" in drafts  # where an experiment probed the costs
     for (place, dataset), (ax, weights) in itertools.product(
