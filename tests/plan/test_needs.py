@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +23,8 @@ from draftlab.plan import hours, needs, outlook
 from draftlab.plan.hours import GPUS, STREAMED, answering, drafting, reading, updating
 from draftlab.plan.memory import decoding, training
 from draftlab.plan.scale import Gpu
+from draftlab.stages import STAGES
+from draftlab.stages.blocks import Settings as Blocks
 from tests.conftest import ROOT
 
 WORKFLOW = Path(plan.WORKFLOW)
@@ -239,7 +242,7 @@ def test_live_decoding_takes_longer_the_more_is_drafted_and_launches_what_a_bloc
     call = max(target.layers * card.launch / 1e3, weights) + 4 * draft.layers * card.launch / 1e3
     assert one == pytest.approx(read + 10 * call, rel=0.01)
     assert one <= two < longer
-    taken = {v.settings.seed: hours._learning(run(), v.settings, card, 256) for v in run().cells("mdss_live")["all"]}
+    taken = {v.settings.seed: hours.of_variant(run(), v.settings, card, 256) for v in run().cells("mdss_live")["all"]}
     assert min(taken.values()) > 60  # type: ignore[type-var]
 
 
@@ -300,7 +303,7 @@ def test_fair_updates_take_as_long_as_online_ones_whatever_the_batch() -> None:
     settings = [variant.settings for cell in planned.cells("osd_online").values() for variant in cell]
     fair = next(one for one in settings if one.warm_fair)
     card = GPUS["a100-80"]
-    taken = {hours._learning(planned, fair.model_copy(update={"batch": batch}), card, 256) for batch in (1, 128)}
+    taken = {hours.of_variant(planned, fair.model_copy(update={"batch": batch}), card, 256) for batch in (1, 128)}
     assert len(taken) == 1
 
 
@@ -309,7 +312,7 @@ def test_the_target_writes_along_only_where_each_token_is_drawn() -> None:
     planned, card = run(experiments="osd_offline"), GPUS["a100-80"]
     cell = next(iter(planned.cells("osd_offline").values()))
     taken = {
-        v.settings.sample_source: hours._learning(planned, v.settings, card, 256)
+        v.settings.sample_source: hours.of_variant(planned, v.settings, card, 256)
         for v in cell
         if v.settings.loss != "none"
     }
@@ -322,6 +325,70 @@ def test_the_target_writes_along_only_where_each_token_is_drawn() -> None:
     assert taken["teacher"] < taken["mix_request"] < taken["student"]
 
 
+def test_only_measurements_and_a_classifier_have_no_hours() -> None:
+    """Medusa heads are measured too, but learn much longer."""
+    paper, card = run(experiments="all"), GPUS["a100-80"]
+    unknown = {
+        job.rule
+        for job in needs.jobs(paper)
+        if needs.has_gpu(paper, job.rule, job.pair) and hours.seconds(paper, job, card, 256) is None
+    }
+    assert unknown - {name for name, stage in STAGES.items() if stage.exclusive and name != "medusa"} == {"label"}
+
+
+@pytest.mark.parametrize(
+    ("experiment", "name", "once", "more"),
+    [
+        ("beyond_trees", "datasets", ["dolly"], ["dolly"] * 2),
+        ("beyond_trees", "width", 4, 8),
+        ("beyond_verifiers", "datasets", ["dolly"], ["dolly"] * 2),
+        ("beyond_verifiers", "schemes", ["traversal"], ["traversal", "optimal"]),
+        ("beyond_verifiers", "timed", 0, 1),
+        ("mdss_live", "requests", 64, 128),
+        ("beyond_online_multidraft", "seeds", [0], [0, 1]),
+        ("beyond_online_multidraft", "stream", 100, 200),
+        ("osd_medusa", "warm_requests", 10, 1000),
+        ("osd_medusa", "verifiers", ["rrs"], ["rrs", "typical"]),
+    ],
+)
+def test_more_work_takes_more_hours(experiment: str, name: str, once: Any, more: Any) -> None:
+    planned = run(experiments=experiment)
+    settings = next(iter(planned.cells(experiment).values()))[0].settings
+    fewer, longer = (
+        hours.of_variant(planned, settings.model_copy(update={name: value}), GPUS["a100-80"], 256) or 0.0
+        for value in (once, more)
+    )
+    if name in ("datasets", "seeds", "requests"):
+        assert longer == pytest.approx(2 * fewer, rel=0.1)
+    else:
+        assert longer > fewer * (1 + (name != "schemes") * 1e-3)
+
+
+def test_texts_are_written_once_for_all_schemes_of_a_target() -> None:
+    """So a replayed scheme costs nothing more, and one that decodes costs what decoding does."""
+    planned, card = run(experiments="beyond_verifiers"), GPUS["a100-80"]
+    every = [variant.settings for cell in planned.cells("beyond_verifiers").values() for variant in cell]
+    settings = next(one for one in every if isinstance(one, Blocks)).model_copy(
+        update={
+            "timed": 0,
+            "num_drafts": [4],
+            "draft_temperature": [1.0],
+            "datasets": ["dolly"],
+            "requests": 8,
+            "batch": 8,
+        }
+    )
+    replayed, both, decoded = (
+        hours.of_variant(planned, settings.model_copy(update={"schemes": schemes}), card, 256)
+        for schemes in (["optimal"], ["optimal", "k_seq"], ["optimal", "traversal"])
+    )
+    assert replayed == both
+    pair = planned.settings.pairs[settings.pair]
+    sizes = [needs.model_of(pair, role).sizes for role in ("target", "draft")]  # type: ignore[union-attr]
+    shape = (8, 256, settings.max_new_tokens, 4, settings.draft_len)
+    assert decoded - replayed == pytest.approx(drafting(card, *sizes, pair.answers.dtype, *shape))  # type: ignore[operator]
+
+
 def test_counting_tokens_takes_as_long_as_distilling_and_measuring_twice() -> None:
     planned, card = run(experiments="osd_token_recall,osd_epochs"), GPUS["a100-80"]
     (one, *_), (other, *_) = (
@@ -330,7 +397,7 @@ def test_counting_tokens_takes_as_long_as_distilling_and_measuring_twice() -> No
     same = other.model_copy(update={"epochs": one.epochs, "probes": 0, "requests": 0, "micro_batch": one.micro_batch})
     same = same.model_copy(update={"dataset": one.dataset, "sample_source": "teacher", "loss": one.loss, "live": False})
     measured = hours._replaying(planned, card, known_models()["JackFram/llama-160m"].sizes, 256 + 128)
-    both = [hours._learning(planned, settings, card, 256) or 0.0 for settings in (one, same)]
+    both = [hours.of_variant(planned, settings, card, 256) or 0.0 for settings in (one, same)]
     assert both[0] == pytest.approx(both[1] + measured)
     assert both[1] > 60
 

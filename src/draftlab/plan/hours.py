@@ -14,14 +14,18 @@ from pydantic import Field
 
 from draftlab.core.settings import Settings
 from draftlab.latency.sizes import BYTES, Sizes
-from draftlab.plan.needs import RECORDED, Job, has_gpu, model_of, rows_of
+from draftlab.plan.needs import NOT_REPLAYED, RECORDED, Job, has_gpu, model_of, rows_of
 from draftlab.plan.run import Run
 from draftlab.plan.scale import Gpu
 from draftlab.stages import STAGES
-from draftlab.stages.live import PLAIN, contenders
-from draftlab.stages.live import Settings as Live
+from draftlab.stages._decoding import Decoding
+from draftlab.stages.blocks import Settings as Blocks
+from draftlab.stages.live import PLAIN, Contender, Contest, contenders
+from draftlab.stages.medusa import Settings as Medusa
 from draftlab.stages.online import Settings as Online
+from draftlab.stages.online_multidraft import Settings as Specialists
 from draftlab.stages.tokens import Settings as Tokens
+from draftlab.stages.trees import Settings as Trees
 from draftlab.train.settings import Offline, Training
 
 STREAMED = 0.75
@@ -106,7 +110,7 @@ def seconds(run: Run, job: Job, card: Card, prompt: int) -> float | None:
         return None
     if job.rule in STAGES:
         name, _, cell = job.name.partition("/")
-        times = [_learning(run, variant.settings, card, prompt) for variant in run.cells(name)[cell]]
+        times = [of_variant(run, variant.settings, card, prompt) for variant in run.cells(name)[cell]]
         return None if None in times else sum(filter(None, times))
     pair, data = run.settings.pairs[job.pair], run.settings.data
     target, new = model_of(pair, "target"), pair.answers.max_new_tokens
@@ -119,39 +123,92 @@ def seconds(run: Run, job: Job, card: Card, prompt: int) -> float | None:
     return answering(card, target.sizes, pair.answers.dtype, count, rows_of(pair, prompt + new), prompt, new)
 
 
-def _learning(run: Run, settings: Any, card: Card, prompt: int) -> float | None:
+def of_variant(run: Run, settings: Any, card: Card, prompt: int) -> float | None:
     """Seconds of one variant; None for a stage that is not modelled."""
-    if isinstance(settings, Live):
-        return _decoding(run, settings, card, prompt)
-    if not isinstance(settings, Offline | Online | Tokens):
+    if not isinstance(settings, Decoding | Specialists | Medusa | Offline | Online | Tokens):
         return None
     pair = run.settings.pairs[settings.pair]
-    target, draft = model_of(pair, "target"), model_of(pair, settings.draft)
+    target, draft = model_of(pair, "target"), model_of(pair, getattr(settings, "draft", "draft"))
     if target is None or draft is None:
         return None
+    sizes = target.sizes, draft.sizes
+    if isinstance(settings, Decoding):
+        return _decoding(settings, card, prompt, *sizes, pair.answers.dtype)
+    if isinstance(settings, Specialists):
+        return _specialists(settings, card, prompt, *sizes, pair.answers.dtype, pair.answers.max_new_tokens)
+    if isinstance(settings, Medusa):
+        return _medusa(run, settings, card, prompt, *sizes)
     if isinstance(settings, Online):
         return _online(run, settings, card, prompt, draft.sizes)
     if isinstance(settings, Tokens):
         count = settings.epochs * run.settings.data.train_requests(settings.dataset)
         return _distilling(run, settings, card, prompt, draft.sizes, count, measured=2)
-    return _offline(run, settings, card, prompt, target.sizes, draft.sizes)
+    return _offline(run, settings, card, prompt, *sizes)
 
 
-def _decoding(run: Run, settings: Live, card: Card, prompt: int) -> float | None:
-    """Seconds in which every contender decodes the held-out requests."""
-    pair = run.settings.pairs[settings.pair]
-    target, draft = model_of(pair, "target"), model_of(pair, "draft")
-    if target is None or draft is None:
-        return None
-    dtype, rows, new = pair.answers.dtype, settings.batch, settings.max_new_tokens
-    batches, length, total = math.ceil(settings.requests / rows), settings.draft_len, 0.0
-    for one in contenders(settings):
+def _decoding(settings: Decoding, card: Card, prompt: int, target: Sizes, draft: Sizes, dtype: str) -> float:
+    """Seconds in which contenders decode the held-out requests, or are counted along texts of the target; verification is left out."""
+    rows, new, length = settings.batch, settings.max_new_tokens, settings.draft_len
+    batches, written = math.ceil(settings.requests / rows), settings.requests * new
+
+    def decoded(one: Contender, requests: int) -> float:
+        """Seconds in which a contender decodes this many requests of each batch."""
         if one.scheme == PLAIN:
-            total += answering(card, target.sizes, dtype, settings.requests, rows, prompt, new)
-        else:
-            sizes = (target.sizes, draft.sizes, dtype, rows, prompt, new, one.num_drafts, length)
-            total += batches * drafting(card, *sizes)
+            return batches * answering(card, target, dtype, requests, rows, prompt, new)
+        return batches * drafting(card, target, draft, dtype, requests, prompt, new, one.num_drafts, length)
+
+    texts = answering(card, target, dtype, settings.requests, rows, prompt, new)
+    texts += batches * reading(card, draft, rows, prompt + new)
+    every = contenders(settings) if isinstance(settings, Contest) else []
+    if isinstance(settings, Trees):  # after each token, target and draft each grow a tree by their own confidence
+        grown = written * (1 + (length - 1) * settings.width)
+        total = texts + sum(reading(card, model, grown, 1) for model in (target, draft))
+    elif isinstance(settings, Blocks):
+        total = len({(one.target_temperature, one.top_k) for one in every}) * texts
+        total += sum(decoded(one, rows) for one in every if one.scheme in NOT_REPLAYED)
+        total += sum(decoded(one, settings.timed) for one in every if settings.timed)
+    else:
+        total = sum(decoded(one, rows) for one in every)
     return len(settings.datasets) * total
+
+
+def _specialists(
+    settings: Specialists, card: Card, prompt: int, target: Sizes, draft: Sizes, dtype: str, recorded: int
+) -> float:
+    """Seconds in which a shared draft and one for each topic learn from a stream, and their arrangements decode; verification is left out."""
+    topics, new, at_once = len(settings.topics), settings.max_new_tokens, settings.update_interval
+    steps = 2 * math.ceil(
+        topics * settings.stream / at_once
+    )  # the specialists together make as many as the shared draft
+    learnt = steps * reading(card, draft, at_once, prompt + recorded)
+    learnt += updating(card, draft, at_once, prompt + recorded, steps)
+    rows = settings.batch or settings.requests
+    one, several = (
+        math.ceil(settings.requests / rows)
+        * drafting(card, target, draft, dtype, rows, prompt, new, count, settings.draft_len)
+        for count in (1, topics)
+    )
+    return len(settings.seeds) * (learnt + topics * (2 * one + 4 * len(settings.schemes) * several))
+
+
+def _medusa(run: Run, settings: Medusa, card: Card, prompt: int, target: Sizes, draft: Sizes) -> float:
+    """Seconds in which heads and a draft learn, and every contender decodes the held-out requests one by one; verification is left out.
+
+    Heads read the states of the target: once to learn from a recorded answer, and once more to serve it.
+    """
+    answers, data = run.settings.pairs[settings.pair].answers, run.settings.data
+    new, at_once, heads = answers.max_new_tokens, settings.update_interval, len(settings.widths)
+    warm = sum(min(settings.warm_requests, data.train_requests(name)) for name in settings.warm)
+    served = min(settings.requests, data.train_requests(settings.dataset))
+    steps, text = math.ceil(served / at_once), prompt + new
+    total = steps * reading(card, draft, at_once, text) + updating(card, draft, at_once, text, steps)
+    total += (2 * served + warm) / at_once * reading(card, target, at_once, text)
+    learnt = (served + warm) * new * heads * target.hidden * (target.hidden + target.vocab)
+    total += 6 * learnt / (card.teraflops * 1e12 * LEARNING)
+    plain = answering(card, target, answers.dtype, settings.live_requests, 1, prompt, new)
+    drafted = drafting(card, target, draft, answers.dtype, 1, prompt, new, 1, settings.draft_len)
+    # Greedy: plain, draft and heads, each also learnt; sampled: plain, the draft that learnt, and its heads by every verifier.
+    return total + (4 + len(settings.verifiers)) * plain + 3 * settings.live_requests * drafted
 
 
 def _replaying(run: Run, card: Card, draft: Sizes, text: int) -> float:
