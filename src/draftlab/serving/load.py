@@ -207,36 +207,37 @@ class LoadSettings:
     """What to simulate."""
 
     profile: str
-    """Of the hardware: a name, or a YAML file as draftlab profile writes it."""
+    """the hardware's costs: a YAML file of draftlab profile, or one of a100-llama-3-8b, h100-llama-2-7b, h100x4-llama-2-70b, rtx4090-llama-3.1-8b, rtxpro6000-llama-3.1-8b, rtxpro6000x2-qwen3-32b"""
     trace: Path | None = None
-    """Arrivals and lengths of requests, stretched to each of the rates. Without it, requests arrive at random times."""
+    """a file with the arrivals and lengths of requests, stretched to each of the rates; without one, requests arrive at random times"""
     prompt: int = 512
-    """Tokens of a prompt, without a trace."""
+    """tokens of a prompt, without a trace"""
     output: int = 128
-    """Tokens of an answer, without a trace."""
+    """tokens of an answer, without a trace"""
     requests: int = 1000
-    """How many to simulate, at most."""
+    """most requests to simulate"""
     rates: tuple[float, ...] = ()
-    """Requests per second. By default from a twentieth of what the machine serves without drafts to just beyond it."""
+    """loads, in requests per second; without one, from a twentieth of what the machine serves without drafts to just beyond it"""
     poisson: bool = False
-    """Use only the lengths of the trace; requests arrive at random times."""
+    """use only the lengths of the trace; requests arrive at random times"""
     burst: float = 1.0
-    """How uneven random arrivals are; 1: a Poisson process."""
+    """how uneven random arrivals are: the variance of the gaps over their squared mean; 1: a Poisson process"""
     alpha: float | None = None
-    """Acceptance of a drafted token."""
+    """acceptance of a drafted token"""
     acceptance: Path | None = None
-    """Acceptance measured by an engine, per request."""
+    """instead of --alpha, a file with an engine's records, which have the acceptance of each request"""
     draft_ratio: float | None = None
-    """A step of the draft, in steps of the target. By default the profile's own draft, or a lookup that costs nothing."""
+    """cost of a step of the draft, in steps of the target; without one, the draft in the profile, or else a lookup that costs nothing"""
     draft_profile: str | None = None
-    """A profile whose target is the draft."""
+    """instead of --draft-ratio, a profile whose target is the draft"""
     draft_lens: tuple[int, ...] = DRAFT_LENS
-    """Draft lengths to compare; 0: no draft."""
+    """draft lengths to compare, in tokens; 0: no draft"""
     goal_first: float = 1.0
-    """Seconds within which the first token should come."""
+    """seconds within which the first token should come"""
     goal_per_token: float = 0.05
-    """Seconds per further token, on average."""
+    """seconds per further token that are allowed, on average"""
     seed: int = 0
+    """seed of the arrivals and of what is accepted"""
 
 
 def run(settings: LoadSettings, out: Path, progress: Callable[[str], None]) -> dict[str, Any]:
@@ -354,5 +355,9 @@ def rates_for(most: float) -> list[float]:
 
 
 def load(settings: Flat[LoadSettings], *, out: Path) -> None:
-    """Simulate a server under load for each rate and draft length; writes OUT.csv, OUT.json and OUT.png."""
+    """Simulate a server under load for each rate and draft length; writes OUT.csv, OUT.json and OUT.png.
+
+    **Arguments:**
+    - `out`: path of the files to write, without a suffix
+    """
     print(*lines(run(settings, out, lambda line: print(line, file=sys.stderr))), sep="\n")

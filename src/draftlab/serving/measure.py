@@ -24,27 +24,31 @@ class ProfileSettings:
     """What to time, and the limits to write into the profile."""
 
     target: Path
-    """A model folder or a GGUF file."""
+    """the target: a model folder or a GGUF file"""
     draft: Path | None = None
-    """The same."""
+    """the draft, likewise; without one, only the target is measured"""
     name: str = "here"
-    """Of the profile."""
+    """name of the profile"""
     threads: int = 1
-    """Threads of llama.cpp."""
+    """CPU threads of llama.cpp"""
     gpu_layers: int = 0
-    """Layers on the GPU; -1: all."""
+    """layers that llama.cpp runs on the GPU; -1: all"""
     blocks: int = 5
-    """Repeats of each measurement."""
+    """repeats of each measurement"""
     kv_tokens: int = 8192
-    """Tokens that the server can cache, as written into the profile."""
+    """tokens that the server can cache, as written into the profile"""
     max_sequences: int = 16
-    """Requests that the server decodes at once, as written into the profile."""
+    """requests that the server decodes at once, as written into the profile"""
     seed: int = 0
-    """Of the order of measurements."""
+    """seed of the order of measurements"""
 
 
 def profile(settings: Flat[ProfileSettings], *, out: Path) -> None:
-    """Measure the cost of target and draft steps in llama.cpp on this machine, and write a hardware profile for draftlab load."""
+    """Measure the cost of target and draft steps in llama.cpp on this machine, and write a hardware profile for draftlab load.
+
+    **Arguments:**
+    - `out`: the YAML file to write
+    """
     save(measure(settings), out)
 
 

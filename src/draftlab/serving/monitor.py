@@ -249,10 +249,12 @@ def _fetch(url: str) -> str:
 
 
 def monitor(source: tyro.conf.Positional[str], *, verdict: Path, over: float = 0.0) -> None:
-    """Check that the acceptance in SOURCE still matches the verdict; exit code 3 if not.
+    """Check that the acceptance in production still matches the verdict; exit code 3 if not.
 
-    SOURCE is a file or URL with an engine's records or Prometheus text. OVER: at a URL, count from now on for this many seconds; 0: since the
-    server's start.
+    **Arguments:**
+    - `source`: a file or URL with an engine's records, or with Prometheus text
+    - `verdict`: the verdict.json that draftlab verdict wrote
+    - `over`: at a URL, count from now on for this many seconds; 0: since the server's start
     """
     if not 0 <= over < math.inf:
         raise UserError(f"--over is {over:g} seconds", remedy="give 0 or more")

@@ -54,7 +54,11 @@ class DecodedRow:
 
 
 class Inputs(TargetAndDraft):
-    """A pair, the held-out requests by dataset, and how its target answers."""
+    """A pair, the held-out requests by dataset, and how its target answers.
+
+    **Fields:**
+    - `prompts`: the held-out requests of each dataset: its name, then a file that draftlab data make wrote
+    """
 
     prompts: dict[str, Path]
     answers: Answers

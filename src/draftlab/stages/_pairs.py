@@ -46,7 +46,11 @@ class PairsRow:
 
 
 class RecordedPairs(NoInputs):
-    """The folder of recorded logits of target and draft; those of a distilled draft end in ``.distilled``."""
+    """The folder of recorded logits of target and draft; those of a distilled draft end in ``.distilled``.
+
+    **Fields:**
+    - `pairs`: folder of the recorded logits, a file for each dataset
+    """
 
     pairs: Path
 

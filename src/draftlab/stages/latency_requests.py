@@ -123,7 +123,14 @@ MEASURES = {
 
 
 class Inputs(NoInputs):
-    """The target, drafts by name, the recorded answers whose requests are decoded, and the table of probed costs, if there is one."""
+    """The target, drafts by name, the recorded answers whose requests are decoded, and the table of probed costs, if there is one.
+
+    **Fields:**
+    - `target`: the target: the folder of a model or a GGUF file
+    - `drafts`: each contender's name, then the folder of its draft
+    - `answers`: folder of the target's recorded answers to the dataset's held-out requests
+    - `costs`: table of the experiment that priced_by names
+    """
 
     target: Path
     drafts: dict[str, Path]

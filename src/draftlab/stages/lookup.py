@@ -74,7 +74,13 @@ MEASURES = {
 
 
 class Inputs(NoInputs):
-    """Drafts by name, and the recorded answers to the stream and to the held-out requests."""
+    """Drafts by name, and the recorded answers to the stream and to the held-out requests.
+
+    **Fields:**
+    - `drafts`: each draft's name, then its folder
+    - `train`: folder of the target's recorded answers to the stream
+    - `held_out`: folder of its recorded answers to the held-out requests
+    """
 
     drafts: dict[str, Path]
     train: Path

@@ -73,7 +73,12 @@ MEASURES = {
 
 
 class Inputs(TargetAndDraft):
-    """A pair, the folder of the target's recorded answers, and the target's number type."""
+    """A pair, the folder of the target's recorded answers, and the target's number type.
+
+    **Fields:**
+    - `answers`: folder of the target's recorded answers
+    - `dtype`: number type of the target
+    """
 
     answers: Path
     dtype: Dtype = "float32"

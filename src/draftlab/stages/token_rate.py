@@ -51,7 +51,13 @@ MEASURES = {
 
 
 class Inputs(NoInputs):
-    """The tables of ``beyond_verifiers`` (blocks, selection), ``beyond_branches`` (verifying) and ``osd_latency_alpha`` (drafting)."""
+    """The tables of ``beyond_verifiers`` (blocks, selection), ``beyond_branches`` (verifying) and ``osd_latency_alpha`` (drafting).
+
+    **Fields:**
+    - `verifiers`: table of the experiment beyond_verifiers: tokens of a block, and the time of their selection
+    - `branches`: table of beyond_branches: the time of verifying
+    - `drafting`: table of osd_latency_alpha: the time of drafting
+    """
 
     verifiers: Path
     branches: Path

@@ -261,7 +261,11 @@ def _interleaved(
 
 
 def bench(settings: Flat[Settings], *, out: Path | None = None) -> None:
-    """Print what a decision costs with each verifier, on one thread with the verifiers interleaved; OUT also gets the table as CSV."""
+    """Print what a decision costs with each verifier, on one thread with the verifiers interleaved.
+
+    **Arguments:**
+    - `out`: a CSV file that gets the table too
+    """
     from draftlab.files.atomic import write_text
 
     rows = measure(settings)

@@ -60,8 +60,16 @@ def make_tokenizer(
 ) -> None:
     """Make the tokenizer that target and draft share: the target's own if it exists, else one trained on the prompts.
 
-    Before anything is trained, refuse a file of ASKED if no prompt in it leaves room for MAX_NEW_TOKENS in the target's context, or in
-    DRAFT_CONTEXT (0: any). CONTENT is the digest that the files of --model must have, without weights.
+    Before anything is trained, a file of --asked is refused if none of its prompts leaves room for an answer.
+
+    **Arguments:**
+    - `out`: the folder for the tokenizer
+    - `prompts`: files of prompts to train it on
+    - `asked`: files of prompts that the target will answer
+    - `draft_context`: context length of the draft, in tokens; 0: any
+    - `max_new_tokens`: most tokens of an answer
+    - `template`: how a prompt is written as text; own: the target's chat template; rendered: prompts are in it already
+    - `content`: the digest of the files of --model when the run began; if they have changed since, they are refused
     """
     with atomic_dir(out) as folder:
         if recipe.model:
@@ -92,9 +100,14 @@ def make_target(
     prompts: tuple[Path, ...] = (),
     content: str = "",
 ) -> None:
-    """Make the target: train it on reference answers to prompts in TEMPLATE, or fetch the one that --model names.
+    """Make the target: train it on reference answers, or fetch the one that --model names.
 
-    CONTENT is the digest that the files of --model must have.
+    **Arguments:**
+    - `tokenizer`: the folder of the tokenizer
+    - `template`: how a prompt is written as text; own: the target's chat template; rendered: prompts are in it already
+    - `out`: the folder for the target
+    - `prompts`: files of prompts with reference answers to train it on
+    - `content`: the digest of the files of --model when the run began; if they have changed since, they are refused
     """
     if recipe.model:
         hub.copy_model(recipe.model, out)
@@ -124,8 +137,14 @@ def make_draft(
 ) -> None:
     """Make the draft: train it on reference answers, on public text where there are none, or fetch the one that --model names.
 
-    A design made from the ``target`` needs its folder. The tokens of a trimmed head are the most frequent tokens in the recorded
-    ``answers``, or in the text that the draft is trained on.
+    **Arguments:**
+    - `tokenizer`: the folder of the tokenizer
+    - `template`: how a prompt is written as text; own: the target's chat template; rendered: prompts are in it already
+    - `out`: the folder for the draft
+    - `prompts`: files of prompts with reference answers to train it on
+    - `target`: the folder of the target, for a design that is made from it
+    - `answers`: files of recorded answers, whose most frequent tokens a trimmed head keeps; without one, those of the text to train on
+    - `content`: the digest of the files of --model when the run began; if they have changed since, they are refused
     """
     encoder = load_tokenizer(tokenizer)
     if recipe.model:
