@@ -28,7 +28,8 @@ def test_every_flag_has_a_help(verb):
     assert "help" in flags
     assert [name for name, help in flags.items() if not help] == []
     shown = f"{cli.function_of(verb).__doc__} {' '.join(flags.values())}"
-    assert "`" not in shown and "**" not in shown
+    assert "`" not in shown
+    assert "**" not in shown
 
 
 @pytest.mark.filterwarnings("ignore:get_parser:DeprecationWarning")
@@ -43,7 +44,8 @@ def test_every_flag_has_a_help(verb):
 )
 def test_names_that_a_flag_takes_are_in_its_help(verb, flag, names):
     listed = re.findall(r"[\w.-]*\w", dict(flags_of(verb))[flag])
-    assert names and [name for name in names if name not in listed] == []
+    assert names
+    assert [name for name in names if name not in listed] == []
 
 
 def test_the_arguments_that_a_docstring_lists_are_those_of_the_verb():
@@ -66,6 +68,7 @@ def test_verbs_are_listed_without_their_details(group, others, monkeypatch, caps
     said = capsys.readouterr().out
     assert ended.value.code == 0
     verbs = [verb.removeprefix(f"{group} ") for verb in cli.VERBS if verb.startswith(group)]
-    assert verbs and all(re.search(rf"[{{,]{verb}[,}}]", said) for verb in verbs)
+    assert verbs
+    assert all(re.search(rf"[{{,]{verb}[,}}]", said) for verb in verbs)
     assert not others or others not in said
     assert "Arguments" not in said

@@ -60,7 +60,7 @@ def answer(
     )
 
 
-TableFolder = Annotated[Path, tyro.conf.arg(help="folder for the table")]
+TableFolder = Annotated[Path, tyro.conf.arg(help="folder for the table, rows.csv, and its record, run.json")]
 
 
 def _verb_of(stage: Stage) -> Callable[..., None]:

@@ -35,12 +35,13 @@ class Settings(Contest):
     past_end: bool = Field(
         False, description="continue texts past their end to max_new_tokens, as serving benchmarks do"
     )
-    by_depth: bool = Field(False, description="one row for each number of drafted tokens that a block may keep")
+    by_depth: bool = Field(False, description="write one row for each number of drafted tokens that a block may keep")
     timed: NonNegativeInt = Field(
         0, description="requests of each batch that every contender also decodes live, to time its selection"
     )
     ceiling: bool = Field(
-        False, description="also a bound for every verifier of as many i.i.d. sequences, at the blocks of optimal_block"
+        False,
+        description="also compute a bound for every verifier of as many i.i.d. sequences, at the blocks of optimal_block",
     )
 
     @field_validator("schemes")

@@ -25,7 +25,7 @@ class Settings(Base):
     """Token rate = block efficiency / (draft + v(nodes) + selection), for several pairs, all with the block efficiency of ours."""
 
     profiles: list[str] = Field(
-        [], description="hardware profiles with known costs of the target's steps (draftlab load)"
+        [], description="names of hardware profiles, as for draftlab load, with known costs of the target's steps"
     )
     context: int = Field(256, ge=0, description="tokens before a block with these profiles")
 

@@ -72,7 +72,7 @@ class Settings(Base):
     rounds: Count = Field(
         40, description="timings of each verifier at batch 1; larger batches have half as many, at least 5"
     )
-    device: Device = Field("cpu", description="where torch computes; the scale sets it")
+    device: Device = Field("cpu", description="where torch computes; in a run, the scale sets it")
     seed: NonNegativeInt = Field(0, description="seed of the distributions, drafts and orders")
 
 

@@ -68,7 +68,8 @@ def make_tokenizer(
     - `asked`: files of prompts that the target will answer
     - `draft_context`: context length of the draft, in tokens; 0: any
     - `max_new_tokens`: most tokens of an answer
-    - `template`: how a prompt is written as text; own: the target's chat template; rendered: prompts are in it already
+    - `template`: how a prompt is written as text. vicuna_v1.1: as Vicuna reads it; vicuna_short: that without the system text; plain: as it is;
+      own: in the target's chat template; rendered: prompts are in it already
     - `content`: the digest of the files of --model when the run began; if they have changed since, they are refused
     """
     with atomic_dir(out) as folder:
@@ -104,7 +105,8 @@ def make_target(
 
     **Arguments:**
     - `tokenizer`: the folder of the tokenizer
-    - `template`: how a prompt is written as text; own: the target's chat template; rendered: prompts are in it already
+    - `template`: how a prompt is written as text. vicuna_v1.1: as Vicuna reads it; vicuna_short: that without the system text; plain: as it is;
+      own: in the target's chat template; rendered: prompts are in it already
     - `out`: the folder for the target
     - `prompts`: files of prompts with reference answers to train it on
     - `content`: the digest of the files of --model when the run began; if they have changed since, they are refused
@@ -139,7 +141,8 @@ def make_draft(
 
     **Arguments:**
     - `tokenizer`: the folder of the tokenizer
-    - `template`: how a prompt is written as text; own: the target's chat template; rendered: prompts are in it already
+    - `template`: how a prompt is written as text. vicuna_v1.1: as Vicuna reads it; vicuna_short: that without the system text; plain: as it is;
+      own: in the target's chat template; rendered: prompts are in it already
     - `out`: the folder for the draft
     - `prompts`: files of prompts with reference answers to train it on
     - `target`: the folder of the target, for a design that is made from it
