@@ -140,7 +140,7 @@ def _check_signature(function: Callable[..., Any], spec: str, form: Form) -> Non
 
 def _read(samples: Path) -> Iterator[tuple[Tensor, int]]:
     if not samples.is_file():
-        raise UserError("no such file", file=samples, remedy="name a file of samples")
+        raise UserError("no such file", file=samples, remedy="check the path")
     with samples.open(encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(file, 1):
             try:

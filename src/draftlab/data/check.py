@@ -101,7 +101,7 @@ def check(
         what = "a folder, not a file" if file.is_dir() else "no such file"
         raise UserError(what, file=file, remedy="name a file of prompts")
     if max_chars < 0:
-        raise UserError(f"--max-chars {max_chars}", remedy="give 0 (any length) or more")
+        raise UserError(f"--max-chars is {max_chars}", remedy="give 0 (any length) or more")
     name = dataset if dataset not in (None, "prompts") else formats.detect(read_rows(file))
     others = _digests(against, max_chars) if against else None
     unit, count = _counter(tokenizer)

@@ -28,7 +28,8 @@ def trace(figure: Path) -> Iterator[str]:
     """Yield the provenance of a figure or table in ``results/<run>/figures`` or ``paper_figures/<run>``, one line per item."""
     experiment = figure.stem
     if not figure.exists():
-        raise UserError("no such figure", file=figure, remedy="draw it first")
+        remedy = "check the path; a run draws its figures into results/RUN/figures"
+        raise UserError("no such figure", file=figure, remedy=remedy)
     folder = figure.parent
     if (folder / "data" / RECORD).exists():
         known = read_json(folder / "data" / RECORD)
@@ -51,7 +52,7 @@ def describe(run: Path, experiment: str) -> dict[str, Any]:
         raise UserError(
             "no such table",
             file=table,
-            remedy="run the experiment, or name a figure or table in its run's folder figures",
+            remedy="run the experiment, or name a figure or table in results/RUN/figures",
         )
     cells = cells_of(run, experiment)
     inputs: dict[str, dict[str, str | None]] = {kind: {} for kind in ("models", "tables", "pairs", "answers", "data")}

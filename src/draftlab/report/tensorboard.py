@@ -27,7 +27,7 @@ def write(results: Path, out: Path) -> int:
     paths = [path for name, path in tables_in(results).items() if tidy.file_of(name).exists()]
     points = [point for path in paths for point in curves(path)]
     if not points:
-        raise UserError("no table with a stream", file=results, remedy="run osd_online first")
+        raise UserError("no table with a stream", file=results, remedy="run the experiment osd_online first")
     try:
         from tensorboard.summary import Writer
     except ModuleNotFoundError:

@@ -53,14 +53,14 @@ class Deployment:
 
     def __post_init__(self) -> None:
         if not 0 <= self.confidence < 1:
-            raise UserError(f"a confidence of {self.confidence}", remedy="give a probability from 0 to less than 1")
+            raise UserError(f"confidence is {self.confidence}", remedy="give a probability from 0 to less than 1")
         if self.draft_len < 1:
-            raise UserError(f"a draft length of {self.draft_len}", remedy="serve without a draft, or give 1 or more")
+            raise UserError(f"draft_len is {self.draft_len}", remedy="give 1 or more, or serve without a draft")
 
     def marginals(self) -> list[float]:
         """How often a step accepts at least 1, 2, ... drafted tokens, over all requests."""
         if self.acceptance is None:
-            raise UserError("no acceptance to write", remedy="give --acceptance or --alpha")
+            raise UserError("no acceptance to write", remedy="give --acceptance FILE or --alpha")
         rates = [round(float(p), 6) for p in self.acceptance.marginals(self.draft_len)]
         return check_marginals(rates, self.draft_len)
 

@@ -246,17 +246,18 @@ def run(settings: LoadSettings, out: Path, progress: Callable[[str], None]) -> d
     acceptance = _acceptance(settings)
     draft_lens = settings.draft_lens
     if not draft_lens or min(draft_lens) < 0 or max(draft_lens) > LONGEST:
-        raise UserError(f"draft lengths {draft_lens}", remedy=f"give lengths from 0 to {LONGEST}")
+        raise UserError(f"--draft-lens is {list(draft_lens)}", remedy=f"give one length or more, from 0 to {LONGEST}")
     if not (settings.goal_first > 0 and settings.goal_per_token > 0):  # NaN is neither
-        raise UserError(f"goals of {settings.goal_first} and {settings.goal_per_token} s", remedy="give more than 0 s")
+        what = f"--goal-first is {settings.goal_first} s and --goal-per-token {settings.goal_per_token} s"
+        raise UserError(what, remedy="give more than 0 s")
     if settings.seed < 0:
-        raise UserError(f"a seed of {settings.seed}", remedy="give 0 or more")
+        raise UserError(f"--seed is {settings.seed}", remedy="give 0 or more")
     lengths = best_lengths(profile, acceptance, draft_lens)
     if lengths.empty:
         raise UserError(
             f"not even one request with {min(CONTEXTS)} tokens fits {profile.name}: kv_tokens {profile.kv_tokens}, "
             f"max_tokens {profile.max_tokens}",
-            remedy="give a profile with more",
+            remedy="give a profile with larger ones",
         )
     arrivals = fitting(_arrivals(settings), profile)
     most = capacity(arrivals, profile)
@@ -297,7 +298,7 @@ def _profile(settings: LoadSettings) -> Profile:
         return profile.model_copy(update={"draft": draft.target})
     if settings.draft_ratio is not None:
         if not 0 <= settings.draft_ratio < float("inf"):
-            raise UserError(f"a draft ratio of {settings.draft_ratio}", remedy="give 0 or more")
+            raise UserError(f"--draft-ratio is {settings.draft_ratio}", remedy="give 0 or more")
         return profile.model_copy(update={"draft": profile.target.scaled(settings.draft_ratio)})
     return profile
 

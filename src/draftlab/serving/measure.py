@@ -63,9 +63,9 @@ def measure(settings: ProfileSettings) -> Profile:
     from draftlab.latency.settings import Engine
 
     if settings.blocks < 1:
-        raise UserError(f"{settings.blocks} blocks", remedy="measure at least one")
+        raise UserError(f"--blocks is {settings.blocks}", remedy="give 1 or more")
     if min(settings.kv_tokens, settings.max_sequences) < 1 or settings.seed < 0:
-        what = f"kv_tokens {settings.kv_tokens}, max_sequences {settings.max_sequences}, seed {settings.seed}"
+        what = f"--kv-tokens is {settings.kv_tokens}, --max-sequences {settings.max_sequences}, --seed {settings.seed}"
         raise UserError(what, remedy="give at least 1 token and 1 sequence, and a seed of 0 or more")
     engine = {"threads": settings.threads, "gpu_layers": settings.gpu_layers, "weights": "q8_0"}
     length, sequences = max(CONTEXTS) + max(TOKENS), max(BATCHES)

@@ -61,7 +61,9 @@ def read_promise(file: Path) -> Promise:
     inside = verdict.get("monitor", verdict)
     if inside is None:
         raise UserError(
-            "the verdict was not yes, so it promises nothing", file=file, remedy="give one that recommends a draft"
+            "the verdict recommends no draft, so it promises nothing",
+            file=file,
+            remedy="give one that recommends a draft",
         )
     try:
         promise = Promise.model_validate(inside)
@@ -69,7 +71,7 @@ def read_promise(file: Path) -> Promise:
         raise UserError(
             f"no promise in it: {error.errors()[0]['msg']}",
             file=file,
-            remedy='it needs "draft_len" and "acceptance_length" with "low", "high"',
+            remedy='give the verdict.json of draftlab verdict; it has "draft_len" and "acceptance_length" with "low", "high"',
         ) from None
     if promise.acceptance_length.low > promise.acceptance_length.high:
         raise UserError("the promise's low is above its high", file=file, remedy="run draftlab verdict again")
