@@ -54,9 +54,9 @@ def answer(
     shutil.rmtree(parts)
     answers = recorded.answers
     print(
-        f"{len(answers)} answers, {sum(recorded.lengths)} tokens in {recorded.forwards} forwards of the target, "
+        f"{len(answers)} answers, {sum(recorded.lengths)} tokens in {recorded.forwards} forward passes of the target; "
         f"{sum(not answer.finished for answer in answers)} answers cut off, "
-        f"{sum(loops(answer.answer_ids) for answer in answers)} that repeat themselves, {len(rejected)} prompts too long or refused"
+        f"{sum(loops(answer.answer_ids) for answer in answers)} that repeat themselves; {len(rejected)} prompts too long or refused"
     )
 
 

@@ -36,9 +36,9 @@ def lines(run: Run, gpu: str, card: Card, *, prompt: int = 256, gpus: int = 1) -
     yield from _downloads(run, every)
     large = [job for job in every if job.peak and job.peak > card.memory * 2**30 and has_gpu(run, job.rule, job.pair)]
     for job in large:
-        yield f"does not fit {gpu} ({card.memory:g} GB): {job.rule} {job.pair} {job.name}, {(job.peak or 0) / 2**30:,.1f} GB"
+        yield f"does not fit {gpu} ({card.memory:g} GiB): {job.rule} {job.pair} {job.name}, {(job.peak or 0) / 2**30:,.1f} GiB"
     if not large:
-        yield f"every job that is modelled fits {gpu} ({card.memory:g} GB)"
+        yield f"every job that is modelled fits {gpu} ({card.memory:g} GiB)"
 
 
 def _by_rule(run: Run, every: Sequence[Job], hours: Mapping[Job, float]) -> Iterator[str]:

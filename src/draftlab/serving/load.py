@@ -78,7 +78,7 @@ def sweep(
     """
     rows: list[dict[str, float]] = []
     for rate in rates:
-        progress(f"{rate:g} requests a second, {len(draft_lens)} draft lengths")
+        progress(f"simulating {rate:g} requests a second, with each of {len(draft_lens)} draft lengths")
         stretched = arrivals.at_rate(rate)
         plain = 0.0
         for draft_len in sorted({0, *draft_lens}):
@@ -160,7 +160,8 @@ def lines(summary: Mapping[str, Any]) -> list[str]:
     texts = []
     for best in summary["best_by_rate"]:
         late = f" (overloaded without drafts: first token after {best['to_first_without_drafts']:.1f} s)"
-        text = f"{best['rate']:g}/s: draft {best['draft_len']}, {best['speedup']:.2f}x"
+        how = f"draft length {best['draft_len']}" if best["draft_len"] else "no draft"
+        text = f"{best['rate']:g} requests a second: {how}, {best['speedup']:.2f}x"
         texts.append(text + (late if best["overloaded"] else ""))
     for k, rate in summary["crossing_rate"].items():
         if rate is not None:

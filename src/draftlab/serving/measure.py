@@ -79,7 +79,7 @@ def measure(settings: ProfileSettings) -> Profile:
         clock = models[0].clock()
         grid = [(batch, context) for batch in BATCHES for context in CONTEXTS]
         for block in range(-1, settings.blocks):  # the first warms up
-            print(f"block {block + 1} of {settings.blocks}", file=sys.stderr)
+            print("warming up" if block < 0 else f"block {block + 1} of {settings.blocks}", file=sys.stderr)
             for batch, context in rng.permutation(grid).tolist():
                 for model, rows in zip(models, times, strict=True):
                     started = clock()
