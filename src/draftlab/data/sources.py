@@ -160,7 +160,10 @@ def open_source(
     match source:
         case "generator":
             if train_rows <= 0:
-                raise UserError("a generator has no last row", remedy="give the number of rows to draw")
+                raise UserError(
+                    "a generator has no last row",
+                    remedy="say how many rows to draw: --rows of data fetch, --train of data make",
+                )
             return Generated(known, train_rows, eval_rows, seed)
         case "hub":
             return Hub(known)

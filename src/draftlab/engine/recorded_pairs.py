@@ -68,7 +68,9 @@ def load_pairs(path: Path) -> Pairs:
     try:
         return Pairs(**load_file(verify(path)))
     except (SafetensorError, OSError, TypeError) as error:
-        raise UserError(f"cannot read recorded pairs: {error}", file=path, remedy="record them again") from None
+        raise UserError(
+            f"cannot read recorded pairs: {error}", file=path, remedy="record them: draftlab record-pairs"
+        ) from None
 
 
 def load_all(files: Mapping[str, Path], positions: int, synthetic_seed: int | None) -> dict[str, Pairs]:

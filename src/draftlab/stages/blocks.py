@@ -103,7 +103,7 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
 
     every = contenders(settings)
     if live := [contender.scheme for contender in every if settings.by_depth and not _is_replayed(contender)]:
-        raise UserError(f"{live[0]} is decoded live, which has no counts by depth", remedy="leave out it or by_depth")
+        raise UserError(f"{live[0]} is decoded live, which has no counts by depth", remedy="leave one of the two out")
     work = inputs.open(settings)
     of_texts, of_decoding = (torch.Generator(work.target.device).manual_seed(settings.seed) for _ in range(2))
     eos_ids = [] if settings.past_end else work.tokenizer.eos_ids

@@ -133,11 +133,8 @@ def run(settings: Settings, inputs: NoInputs, bench: Bench) -> tuple[pd.DataFram
     """Measure every size on the chosen device."""
     import torch
 
-    if settings.device == "cpu":
-        return measure(settings), {}
-    if not torch.cuda.is_available():
-        raise UserError("no GPU for device cuda", remedy="use device cpu, or a machine with a GPU")
-    return measure(settings), {"device": torch.cuda.get_device_name()}
+    rows = measure(settings)
+    return rows, {} if settings.device == "cpu" else {"device": torch.cuda.get_device_name()}
 
 
 def measure(settings: Settings) -> pd.DataFrame:
@@ -148,6 +145,8 @@ def measure(settings: Settings) -> pd.DataFrame:
     import pandas as pd
     import torch
 
+    if settings.device == "cuda" and not torch.cuda.is_available():
+        raise UserError("no GPU for device cuda", remedy="use device cpu, or a machine with a GPU")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     sizes = itertools.product(settings.vocabs, settings.filters, settings.num_drafts, settings.batches)

@@ -119,9 +119,9 @@ def make_target(
     examples = _answered(prompts, encoder, template)
     if not examples:
         raise UserError(
-            "no prompt has a reference answer",
-            file=prompts[0],
-            remedy="name a target that exists: --config target=FOLDER",
+            "no prompt has a reference answer" if prompts else "no prompts to train the target on",
+            file=prompts[0] if prompts else None,
+            remedy="name a target that exists (--model; in a run --config target=FOLDER), or give prompts with answers",
         )
     _train(_untrained(recipe, encoder.vocab_size), examples, encoder, recipe, out, "target")
 
@@ -194,7 +194,8 @@ def _train(
 ) -> None:
     kept = [example for example in examples if len(example.prompt) + len(example.answer) <= recipe.context]
     if not kept:
-        raise UserError(f"every document is longer than context {recipe.context}", remedy="raise context of this scale")
+        what = f"every text is longer than the context of {recipe.context} tokens"
+        raise UserError(what, remedy="raise --context; in a run, the context of the model in the scale")
     head = kept_by(model)
     order = list(_batches(kept, recipe.batch, recipe.steps, recipe.seed))
 
