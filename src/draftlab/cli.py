@@ -14,7 +14,7 @@ from typing import Annotated, Any, NoReturn
 import tyro
 from pydantic import ValidationError
 
-from draftlab import plan
+from draftlab import docstrings, plan
 from draftlab.core.settings import Flat
 from draftlab.engine.settings import Answers
 from draftlab.errors import UserError, printable
@@ -32,7 +32,16 @@ def answer(
     context: int = 0,
     out: Path,
 ) -> None:
-    """Record the target's answers and its distribution at every position, once for all variants; CONTEXT: tokens that a draft can read (0: any)."""
+    """Record the target's answers and its distribution at every position, once for all variants.
+
+    **Arguments:**
+    - `target`: the folder of the target
+    - `prompts`: a file of prompts that draftlab data make wrote
+    - `requests`: number of prompts to answer: the first ones that leave room for an answer
+    - `temperature`: temperature at which the target samples; 0: greedy
+    - `context`: context length of the draft, in tokens; 0: any
+    - `out`: the folder for the answers
+    """
     from draftlab.core.sampling import Sampling
     from draftlab.engine import answering
     from draftlab.engine.answers import loops
@@ -45,13 +54,13 @@ def answer(
     shutil.rmtree(parts)
     answers = recorded.answers
     print(
-        f"{len(answers)} answers, {sum(recorded.lengths)} tokens in {recorded.forwards} forwards of the target, "
+        f"{len(answers)} answers, {sum(recorded.lengths)} tokens in {recorded.forwards} forward passes of the target; "
         f"{sum(not answer.finished for answer in answers)} answers cut off, "
-        f"{sum(loops(answer.answer_ids) for answer in answers)} that repeat themselves, {len(rejected)} prompts too long or refused"
+        f"{sum(loops(answer.answer_ids) for answer in answers)} that repeat themselves; {len(rejected)} prompts too long or refused"
     )
 
 
-TableFolder = Annotated[Path, tyro.conf.arg(help="folder for the table")]
+TableFolder = Annotated[Path, tyro.conf.arg(help="folder for the table, rows.csv, and its record, run.json")]
 
 
 def _verb_of(stage: Stage) -> Callable[..., None]:
@@ -79,7 +88,12 @@ def claims(
 ) -> None:
     """Compare every published number and claim with a run's tables, and give each a verdict; those of other papers go to OUT_related.csv.
 
-    EXPERIMENTS: those of the run; without one, every table that an experiment has. OWN_MODELS: the models are not those of SCALE.
+    **Arguments:**
+    - `tables`: the folder of the run's tables
+    - `scale`: the scale of the run
+    - `experiments`: the experiments of the run; without one, every table that an experiment has
+    - `own_models`: the models are not those of the scale
+    - `out`: the CSV file to write
     """
     from draftlab.files.atomic import write_text
     from draftlab.report import ledger, published
@@ -95,68 +109,90 @@ def claims(
 
 
 VERBS: dict[str, str | Callable[..., None]] = {
-    "plan": "plan.outlook:show",
-    **{name.replace("_", "-"): _verb_of(stage) for name, stage in STAGES.items()},
-    "readme": "report.readme:update",
-    "verify-lossless": "conformance.command:verify_lossless",
-    "bench verify": "stages.verifier_cost:bench",
-    "gguf export": "models.gguf:export",
-    "gguf inflate": "latency.inflate:inflate",
-    "latency check": "latency.self_check:report",
-    "widen": "models.trimmed:widen",
+    # For daily use.
+    "verdict": "report.verdict_command:verdict_of",
     "load": "serving.load:load",
+    "profile": "serving.measure:profile",
     "emit": "serving.emit:emit",
     "monitor": "serving.monitor:monitor",
-    "profile": "serving.measure:profile",
-    "verdict": "report.verdict_command:verdict_of",
-    "run": "stages._cell:run_file",
+    "data check": "data.check:check_file",
+    "plan": "plan.outlook:show",
+    "summary": "report.summary:print_summary",
+    "provenance": "report.provenance:show",
+    "compare": "report.compare:compare",
+    "tensorboard": "report.tensorboard:write",
+    "verify-lossless": "conformance.command:verify_lossless",
+    "bench verify": "stages.verifier_cost:bench",
+    "latency check": "latency.self_check:report",
+    "gguf export": "models.gguf:export",
+    "gguf inflate": "latency.inflate:inflate",
+    "widen": "models.trimmed:widen",
+    # The steps of the workflow.
+    "data fetch": "data.sources:fetch",
+    "data make": "data.splits:make_from",
+    "data classify": "data.classify:classify_file",
+    "package": "files.packages:package",
+    "pretrain tokenizer": "train.pretrain:make_tokenizer",
+    "pretrain target": "train.pretrain:make_target",
+    "pretrain draft": "train.pretrain:make_draft",
     "answer": answer,
     "record-pairs": "engine.recorded_pairs:record_file",
+    "run": "stages._cell:run_file",
     "collect": "files.tables:join_tables",
     "token-view": "train.tokens:write_view",
     "figure": "report.figures.batch:draw_one",
     "figures": "report.figures.batch:draw_changed",
     "claims": claims,
     "report": "report.page:write",
-    "compare": "report.compare:compare",
-    "provenance": "report.provenance:show",
     "publish": "report.provenance:publish",
-    "tensorboard": "report.tensorboard:write",
-    "summary": "report.summary:print_summary",
-    "data fetch": "data.sources:fetch",
-    "data make": "data.splits:make_from",
-    "data check": "data.check:check_file",
-    "data classify": "data.classify:classify_file",
-    "package": "files.packages:package",
-    "pretrain tokenizer": "train.pretrain:make_tokenizer",
-    "pretrain target": "train.pretrain:make_target",
-    "pretrain draft": "train.pretrain:make_draft",
+    "readme": "report.readme:update",
+    # Each measurement by itself.
+    **{name.replace("_", "-"): _verb_of(stage) for name, stage in STAGES.items()},
 }
 """A verb is a function: its parameters are the flags, and its docstring is the help. One given as text is imported when it runs."""
 
 
 def function_of(verb: str) -> Callable[..., Any]:
-    """The function of a verb."""
+    """The function of a verb, whose docstring now lists its arguments in the form that tyro reads for the help of flags."""
     function: Any = VERBS[verb]
     if isinstance(function, str):
         module, _, name = function.partition(":")
         function = getattr(importlib.import_module(f"draftlab.{module}"), name)
+    text, flags = docstrings.split(function.__doc__)
+    if flags:
+        function.__doc__ = "\n".join(
+            [text, "", "Args:", *(f"    {name}: {meaning}" for name, meaning in flags.items())]
+        )
     return function  # type: ignore[no-any-return]
 
 
 def _listed(verb: str | Callable[..., None]) -> Callable[..., None]:
-    """A stand-in for a verb in the list of all verbs, with the docstring read from the source to avoid importing torch."""
+    """A stand-in for a verb in the list of verbs, with the first paragraph of its docstring, read from the source to avoid importing torch."""
     if callable(verb):
-        return verb
-    module, _, name = verb.partition(":")
-    tree = ast.parse(Path(__file__).parent.joinpath(*module.split(".")).with_suffix(".py").read_text(encoding="utf-8"))
+        docstring = verb.__doc__
+    else:
+        module, _, name = verb.partition(":")
+        file = Path(__file__).parent.joinpath(*module.split(".")).with_suffix(".py")
+        nodes = ast.parse(file.read_text(encoding="utf-8")).body
+        docstring = next(
+            ast.get_docstring(node) for node in nodes if isinstance(node, ast.FunctionDef) and node.name == name
+        )
 
     def stub() -> None: ...
 
-    stub.__doc__ = next(
-        ast.get_docstring(node) for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name
-    )
+    stub.__doc__ = (docstring or "").partition("\n\n")[0]
     return stub
+
+
+def _list_verbs(args: list[str]) -> None:
+    """Print the verbs, of one group (``draftlab data``) or all; if ``args`` name none of them, say so."""
+    group = next((f"{name} " for name in args[:1] if any(verb.startswith(f"{name} ") for verb in VERBS)), "")
+    verbs = {name.removeprefix(group): _listed(verb) for name, verb in VERBS.items() if name.startswith(group)}
+    prog = f"draftlab {group}".strip()
+    about = f"{prog} VERB --help says more about a verb."
+    if not group:
+        about = f"{__doc__}\n\nVerbs for daily use come first, then the steps of the workflow, then each measurement by itself. {about}"
+    tyro.extras.subcommand_cli_from_dict(verbs, prog=prog, description=about, args=args[bool(group) :])
 
 
 def main() -> None:
@@ -171,8 +207,7 @@ def main() -> None:
         if verb is not None:
             tyro.cli(function_of(verb), prog=f"draftlab {verb}", args=args[len(verb.split()) :])
         else:
-            verbs = {name: _listed(function) for name, function in VERBS.items()}
-            tyro.extras.subcommand_cli_from_dict(verbs, prog="draftlab", description=__doc__, args=args)
+            _list_verbs(args)
 
     exit_on_error(call)
 

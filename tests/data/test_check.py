@@ -312,5 +312,5 @@ def test_a_folder_and_a_negative_limit_are_refused(tmp_path: Path) -> None:
         check.check(tmp_path)
     file = tmp_path / "p.txt"
     file.write_text("one\ntwo\n")
-    with pytest.raises(UserError, match="--max-chars -5"):
+    with pytest.raises(UserError, match="--max-chars is -5"):
         check.check(file, max_chars=-5)

@@ -136,6 +136,11 @@ def test_broken_folders_are_refused(
         load_tokenizer(folder)
 
 
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"nowhere: no such folder \(name the folder of a model"):
+        load_tokenizer(tmp_path / "nowhere")
+
+
 def test_a_vocabulary_without_room_for_all_bytes_is_refused() -> None:
     with pytest.raises(UserError, match="vocab_size 100 is too small"):
         train_tokenizer(TEXTS, vocab_size=100)

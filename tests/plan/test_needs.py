@@ -74,7 +74,7 @@ def test_every_model_of_the_papers_is_in_the_table() -> None:
 @pytest.mark.parametrize("experiments", ["", "all"])
 def test_every_job_fits_a_card_of_80_gb(experiments: str) -> None:
     asked = run(experiments=experiments) if experiments else run()
-    assert said_of(asked)[-1] == "every job that is modelled fits a100-80 (80 GB)"
+    assert said_of(asked)[-1] == "every job that is modelled fits a100-80 (80 GiB)"
 
 
 def test_the_page_shows_the_plan() -> None:
@@ -225,7 +225,7 @@ def test_hours_follow_the_card_and_more_cards_share_them(tmp_path: Path, capsys:
     outlook.show(config=("scale=paper",), card=card)
     printed = capsys.readouterr().out.splitlines()
     assert hours(printed) == hours(slow)
-    assert any(line.startswith("does not fit mine (48 GB)") for line in printed)
+    assert any(line.startswith("does not fit mine (48 GiB)") for line in printed)
     card.write_text("{memory: 48, bandwidth: none, teraflops: 312}")
     with pytest.raises(UserError, match="bandwidth"):
         outlook.show(config=("scale=paper",), card=card)

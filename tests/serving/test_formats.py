@@ -117,7 +117,7 @@ def test_only_engines_that_can_end_a_block_are_written_a_confidence(tmp_path: Pa
     with pytest.raises(UserError, match="blocks of vllm do not end early"):
         emit.write(pair, ("vllm",), tmp_path / "one")
     assert not (tmp_path / "one").exists()
-    with pytest.raises(UserError, match="a confidence of 1"):
+    with pytest.raises(UserError, match="confidence is 1"):
         dataclasses.replace(WANTED, confidence=1.0)
 
 

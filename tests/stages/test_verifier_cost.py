@@ -84,6 +84,8 @@ def test_command_writes_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_a_gpu_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no GPU for device cuda"):
         STAGE.run(Settings(device="cuda"), NoInputs(), Bench(tmp_path))
+    with pytest.raises(UserError, match="no GPU for device cuda"):
+        bench(Settings(device="cuda"))
 
 
 @pytest.mark.slow

@@ -207,6 +207,8 @@ def test_prompts_without_references_cannot_train_a_target(made, tmp_path):
     write_jsonl(tmp_path / "p.jsonl", [Prompt("0", "toy", "train", "hello")])
     with pytest.raises(UserError, match=r"no prompt has a reference answer.*--config target"):
         make_target(made, RECIPE, TEMPLATE, tmp_path / "target", tmp_path / "p.jsonl")
+    with pytest.raises(UserError, match="no prompts to train the target on"):
+        pretrain.make_target(RECIPE, tokenizer=made / "tokenizer", template=TEMPLATE, out=tmp_path / "target")
     assert not (tmp_path / "target").exists()
 
 

@@ -140,7 +140,7 @@ def _check_signature(function: Callable[..., Any], spec: str, form: Form) -> Non
 
 def _read(samples: Path) -> Iterator[tuple[Tensor, int]]:
     if not samples.is_file():
-        raise UserError("no such file", file=samples, remedy="name a file of samples")
+        raise UserError("no such file", file=samples, remedy="check the path")
     with samples.open(encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(file, 1):
             try:
@@ -197,7 +197,7 @@ def verify_lossless(
 ) -> None:
     """Test whether a verifier preserves the target's distribution: its own distribution exactly, its samples sequentially.
 
-    VERIFIER is a name (single, specinfer, ...) or MODULE:OBJECT. DRAFTING says how its drafts are made, and FORM which kind of function it is:
+    Your own verifier is MODULE:OBJECT, a function of one of three forms:
 
     distribution(target_probs[vocab], draft_probs[drafts, vocab], tokens[drafts]) gives the probability of each emitted token;
 
@@ -205,7 +205,17 @@ def verify_lossless(
 
     samples() yields pairs (target_probs[vocab], token).
 
-    SAMPLES is a file of {"target_probs": [...], "token": n} lines from any engine; cut each text at a length fixed in advance.
+    **Arguments:**
+    - `verifier`: MODULE:OBJECT, or one of single, specinfer, k_seq, rrs, importance, importance_truncated, hybrid, optimal, greedy, sampled, gls,
+      block, traversal, greedy_block, optimal_block
+    - `samples`: test a file instead, of lines {"target_probs": [...], "token": n} from any engine; cut each text at a length fixed in advance
+    - `form`: the form of the function MODULE:OBJECT
+    - `drafting`: how the drafts of a function are made. iid: independent draws from one distribution; independent: each from its own;
+      without_replacement: distinct tokens; greedy: the most probable tokens, and a last one drawn from the rest
+    - `num_drafts`: drafted tokens of a position
+    - `max_samples`: most tokens that a test samples from each table of distributions
+    - `false_alarm`: the share of lossless verifiers that fail by chance, at most
+    - `seed`: seed of the distributions and samples
     """
     budget = Budget(max_samples, false_alarm, seed)
     if (verifier is None) == (samples is None):

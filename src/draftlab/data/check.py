@@ -101,7 +101,7 @@ def check(
         what = "a folder, not a file" if file.is_dir() else "no such file"
         raise UserError(what, file=file, remedy="name a file of prompts")
     if max_chars < 0:
-        raise UserError(f"--max-chars {max_chars}", remedy="give 0 (any length) or more")
+        raise UserError(f"--max-chars is {max_chars}", remedy="give 0 (any length) or more")
     name = dataset if dataset not in (None, "prompts") else formats.detect(read_rows(file))
     others = _digests(against, max_chars) if against else None
     unit, count = _counter(tokenizer)
@@ -233,7 +233,16 @@ def check_file(
     max_chars: int = Options.max_chars,
     out: Path | None = None,
 ) -> None:
-    """Report a prompt file's format, and count rejected rows by reason, with an example of each; exit code 0 if the file can be used."""
+    """Report a prompt file's format, and count rejected rows by reason, with an example of each; exit code 0 if the file can be used.
+
+    **Arguments:**
+    - `file`: the file of prompts
+    - `dataset`: read the file in the format of this dataset, instead of detecting the format
+    - `tokenizer`: the folder of a model or tokenizer, to give lengths in tokens
+    - `against`: another file of prompts: count the prompts that are in both
+    - `max_chars`: most characters of a prompt; a longer one is rejected; 0: any length
+    - `out`: a JSON file that gets the report too
+    """
     report = check(file, dataset=dataset, tokenizer=tokenizer, against=against, max_chars=max_chars)
     print(table(report))
     if out is not None:

@@ -143,7 +143,18 @@ def classify_file(
     out: Path,
     report: Path,
 ) -> None:
-    """Label each request that ``draftlab data make`` wrote with its language or topic, and report how often this agrees with the label it came with."""
+    """Label each request with its language or topic, and report how often this agrees with the label that it came with.
+
+    **Arguments:**
+    - `prompts`: a file of prompts that draftlab data make wrote
+    - `label`: what to find
+    - `method`: langid finds languages; naive_bayes learns labels from --train; hub finds topics with the classifier --model
+    - `train`: the labelled prompts that naive_bayes learns from
+    - `model`: the classifier on the hub, OWNER/NAME@REVISION
+    - `device`: where the classifier from the hub runs: cpu or cuda
+    - `out`: the file of labelled prompts to write
+    - `report`: a JSON file for the agreement with the labels
+    """
     labelled = read_jsonl(train, Prompt) if train else None
     classifier = classifier_of(method, label, labelled, model, device)
     requests = list(read_jsonl(prompts, Prompt))

@@ -160,7 +160,10 @@ def open_source(
     match source:
         case "generator":
             if train_rows <= 0:
-                raise UserError("a generator has no last row", remedy="give the number of rows to draw")
+                raise UserError(
+                    "a generator has no last row",
+                    remedy="say how many rows to draw: --rows of data fetch, --train of data make",
+                )
             return Generated(known, train_rows, eval_rows, seed)
         case "hub":
             return Hub(known)
@@ -197,8 +200,18 @@ def fetch(
 ) -> None:
     """Write the raw rows of one split of a dataset as JSON lines, and next to them a file with their provenance.
 
-    ROWS is the largest number to write (0: all); `more` in the provenance says that more rows follow. Rows that cannot be read are written
-    with their problem. CONTENT is the digest of the files when the run began; if they have changed since, they are refused.
+    Rows that cannot be read are written with their problem. In the provenance, more: true means that the source has further rows.
+
+    **Arguments:**
+    - `dataset`: the name of the dataset, as in workflow/datasets.csv
+    - `split`: train: requests of the stream; eval: held-out requests
+    - `source`: where rows come from. generator: written from templates; raw: files of the dataset below --raw; hub: the Hugging Face hub;
+      fetched: files that draftlab data fetch wrote below --raw
+    - `raw`: the folder for the sources raw and fetched
+    - `rows`: most rows to write; 0: all
+    - `seed`: seed of the generator
+    - `out`: the file to write
+    - `content`: the digest of the raw files when the run began; if they have changed since, they are refused
     """
     opened = open_source(dataset, source, raw=raw, train_rows=rows, eval_rows=rows, seed=seed)
     found = opened.rows(split)

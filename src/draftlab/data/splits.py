@@ -31,17 +31,15 @@ OSD_LIMIT = 10_000  # OSD's collector reads back the first 10,000 rows of a spli
 
 @dataclass(frozen=True)
 class Options:
-    """``train`` and ``eval`` limit the numbers of prompts, ``max_chars`` the length of a prompt; 0 sets no limit.
+    """Which prompts are kept. The comments are the help of the flags."""
 
-    ``on_bad_row``: ``keep`` the good rows and list the bad ones, or ``stop`` at the first bad one.
-    """
-
-    train: int = 0
-    eval: int = 200
-    seed: int = 0
+    train: int = 0  # most prompts of the stream; 0: all
+    eval: int = 200  # most held-out prompts, at most half of the train split if there is no other; 0: all
+    seed: int = 0  # seed of the generator, and of the choice of held-out prompts
+    # clean: no duplicates, and no conversation in both splits; osd_repo_2024: the first rows, as OSD's repository takes them
     profile: Profile = "clean"
-    on_bad_row: OnBadRow = "keep"
-    max_chars: int = 100_000
+    on_bad_row: OnBadRow = "keep"  # keep: keep the good rows and list the bad ones; stop: stop at the first bad one
+    max_chars: int = 100_000  # most characters of a prompt; a longer one is rejected; 0: any length
 
     def __post_init__(self) -> None:
         if min(self.train, self.eval, self.max_chars) < 0:
@@ -126,7 +124,15 @@ def _too_few(dataset: str, train: SplitCounts, chosen: int, rejected: Path) -> U
 def make_from(
     dataset: str, source: SourceName = "generator", *, raw: Path | None = None, out: Path, options: Flat[Options]
 ) -> dict[str, Any]:
-    """Write a dataset's prompts, held-out prompts, rejected rows and a summary; a generator draws as many rows as are requested."""
+    """Write a dataset's prompts, held-out prompts, rejected rows and a summary; a generator draws as many rows as are requested.
+
+    **Arguments:**
+    - `dataset`: the name of the dataset, as in workflow/datasets.csv
+    - `source`: where rows come from. generator: written from templates; raw: files of the dataset below --raw; hub: the Hugging Face hub;
+      fetched: files that draftlab data fetch wrote below --raw
+    - `raw`: the folder for the sources raw and fetched
+    - `out`: the folder to write
+    """
     train_rows = options.train if registry.find(dataset).eval else options.train + options.eval
     opened = open_source(dataset, source, raw=raw, train_rows=train_rows, eval_rows=options.eval, seed=options.seed)
     summary = make(dataset, opened, out, options)

@@ -62,7 +62,11 @@ def _batches(
     )
     kept = list(itertools.islice(fitting, requests))
     if not kept:
-        raise UserError("no prompt fits the pair's context", file=file, remedy="lower max_new_tokens")
+        raise UserError(
+            "no prompt fits the pair's context",
+            file=file,
+            remedy="lower max_new_tokens, or use models with a longer context",
+        )
     for start in range(0, len(kept), size):
         yield kept[start : start + size]
 

@@ -68,7 +68,9 @@ def load_pairs(path: Path) -> Pairs:
     try:
         return Pairs(**load_file(verify(path)))
     except (SafetensorError, OSError, TypeError) as error:
-        raise UserError(f"cannot read recorded pairs: {error}", file=path, remedy="record them again") from None
+        raise UserError(
+            f"cannot read recorded pairs: {error}", file=path, remedy="record them: draftlab record-pairs"
+        ) from None
 
 
 def load_all(files: Mapping[str, Path], positions: int, synthetic_seed: int | None) -> dict[str, Pairs]:
@@ -82,7 +84,16 @@ def load_all(files: Mapping[str, Path], positions: int, synthetic_seed: int | No
 def record_file(
     settings: Flat[Answers], *, target: Path, draft: Path, prompts: Path, positions: int, seed: int = 0, out: Path
 ) -> None:
-    """Record target and draft logits along sampled answers (top-k 5, as in MDSS Table 2), and what they were made from."""
+    """Record target and draft logits along sampled answers (top-k 5, as in MDSS Table 2), and what they were made from.
+
+    **Arguments:**
+    - `target`: the folder of the target
+    - `draft`: the folder of the draft
+    - `prompts`: a file of prompts that draftlab data make wrote
+    - `positions`: positions of answers to record
+    - `seed`: seed of the sampled answers
+    - `out`: the file to write
+    """
     shared_tokenizer(target, draft)  # before hours of answers
     # This opens the target and frees it again: two copies do not fit. It answers more prompts than the positions need: with fewer, batches
     # and their draws, and so the texts, would be others.

@@ -23,14 +23,15 @@ class Recipe(Settings):
     )
     family: Literal["llama", "t5"] = Field("llama", description="architecture of a model that is trained on the spot")
     design: Literal["scratch", "pruned", "pca"] = Field(
-        "scratch", description="what a draft starts from: random weights, the target's first layers, or its embedding"
+        "scratch",
+        description="what a draft starts from. scratch: random weights; pruned: the target's embedding, first layers and head; pca: the target's embedding, projected",
     )
     head: NonNegativeInt = Field(
         0, description="tokens that the draft can propose, those most frequent in the recorded answers; 0: all"
     )
     fill: bool = Field(
         False,
-        description="if the answers have fewer, add the first tokens of the vocabulary, which are common if it was made by merging pairs",
+        description="if the answers have fewer tokens than head, add the first ones of the vocabulary, which are common ones if it was made by merging pairs",
     )
     hidden: Count = Field(64, description="width of the layers")
     layers: Count = Field(1, description="number of layers; in a T5, of the encoder and of the decoder")
@@ -44,7 +45,7 @@ class Recipe(Settings):
     documents: NonNegativeInt = Field(8000, description="public texts that a draft is trained on")
     learns: Literal["documents", "answers"] = Field(
         "documents",
-        description="what a draft is trained on: public texts, or the reference answers that a target learns",
+        description="what a draft is trained on. documents: public texts; answers: the reference answers that a target learns",
     )
     seed: NonNegativeInt = Field(0, description="seed of the weights, the public texts and their order")
 
@@ -76,7 +77,7 @@ class Answers(Settings):
     max_new_tokens: int = Field(gt=0, description="most tokens of an answer")
     template: Template = Field(
         "vicuna_short",
-        description="how a prompt is written as text; own: the target's chat template; rendered: prompts are in it already",
+        description="how a prompt is written as text. vicuna_v1.1: as Vicuna reads it; vicuna_short: that without the system text; plain: as it is; own: in the target's chat template; rendered: prompts are in it already",
     )
     batch: int = Field(gt=0, default=64, description="most requests to answer at once")
     batch_tokens: int = Field(

@@ -50,7 +50,11 @@ def claim(count: int, gpus: list[str]) -> list[str]:
         for handle in locked.values():  # release them, so that others can use them while this process waits
             os.close(handle)
         if not said:
-            print(f"waiting for {count} free of the GPUs {', '.join(gpus)}", file=sys.stderr, flush=True)
+            print(
+                f"waiting until {count} of the GPUs {', '.join(gpus)} {'is' if count == 1 else 'are'} free",
+                file=sys.stderr,
+                flush=True,
+            )
         said = True
         time.sleep(1.0)
 

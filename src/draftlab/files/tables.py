@@ -76,7 +76,12 @@ def read_table(path: Path | str, **options: Any) -> pd.DataFrame:
 
 
 def join_tables(rows: tuple[Path, ...], out: Path) -> None:
-    """Join the cells of an experiment into one tidy table that has the columns of all cells."""  # without pandas, whose import takes a second
+    """Join the cells of an experiment into one tidy table that has the columns of all cells.
+
+    **Arguments:**
+    - `rows`: the rows.csv of each cell
+    - `out`: the table to write, as CSV
+    """  # without pandas, whose import takes a second
     if not rows:
         raise UserError("no rows to collect", remedy="name at least one file with --rows")
     tables = []

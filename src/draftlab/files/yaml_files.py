@@ -22,7 +22,7 @@ def read_yaml(path: Path) -> Any:
         return yaml.load(path.read_text(encoding="utf-8"), SafeLoader)
     except OSError as error:
         raise UserError(
-            f"{error.strerror}", file=path, remedy="check the path; restore a file of the repository"
+            f"{error.strerror}", file=path, remedy="check the path, or restore the file from the repository"
         ) from None
     except ValueError as error:  # bytes that are not text, or an impossible date
         raise UserError(f"not YAML in UTF-8: {error}", file=path, remedy="repair the file") from None

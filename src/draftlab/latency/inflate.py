@@ -27,12 +27,17 @@ ZERO = ("self_attn.o_proj.weight", "mlp.down_proj.weight", "embed_tokens.weight"
 
 
 def inflate(model: Path, out: Path, *, layers: int, ffn: int | None = None, widths: int = 1) -> None:
-    """Pad a Llama to cost as much as a larger one, without changing its output, to LAYERS layers with feed-forward parts FFN wide.
-
-    The residual stream gets WIDTHS times as many channels (1, 4, 16 ...: the square root must be a power of 2).
+    """Pad a Llama to cost as much as a larger one, without changing its output.
 
     Added layers, columns and channels have random weights and zero output projections. Logits are bit-identical with llama.cpp, and with
-    any engine if FFN and WIDTHS stay as they are (a wider sum may be blocked differently). A smaller model is refused.
+    any engine if --ffn and --widths are left out (a wider sum may be blocked differently). A smaller model is refused.
+
+    **Arguments:**
+    - `model`: the folder of the Llama
+    - `out`: the folder to write
+    - `layers`: number of layers of the padded model
+    - `ffn`: width of its feed-forward parts; without one, it stays as it is
+    - `widths`: how many times as many channels its residual stream has: 1, 4, 16 or 64
     """
     check_replaceable(out, lambda names: "config.json" in names)
     config = read_config(model)

@@ -14,8 +14,8 @@ class Engine(Settings):
     (``latency.inflate``).
     """
 
-    pair: str = Field("main", description="the pair whose target and drafts are used")
-    backend: Literal["llama_cpp", "torch"] = Field("llama_cpp", description="the engine")
+    pair: str = Field("main", description="the pair from which an experiment takes its target and drafts")
+    backend: Literal["llama_cpp", "torch"] = Field("llama_cpp", description="the inference engine")
     device: Device = Field("cpu", description="where torch computes; llama_cpp has gpu_layers instead")
     inflated_layers: InflatedLayers = 0
     inflated_ffn: InflatedFfn = 0

@@ -65,7 +65,8 @@ def pieces(
 
     if template == "rendered":
         if tools or len(messages) > 1:
-            raise UserError("a conversation or tools, not a text in a chat template", remedy="use own")
+            what = "template rendered reads a single text, not a conversation or tools"
+            raise UserError(what, remedy="use template own")
         return [Piece(messages[0]["content"], True)]
 
     def write(written: Sequence[Message]) -> str:

@@ -67,7 +67,7 @@ def expected_shapes(config: dict[str, Any], folder: Path) -> Shapes:
         return _t5_shapes(config, folder)
     if kind in ("llama", "qwen2"):
         return _llama_shapes(config, folder)
-    remedy = "use a model of llama, qwen2, t5"
+    remedy = "use a Llama, Qwen2 or T5"
     raise UserError(f"architecture {kind!r} cannot be exported", file=folder, remedy=remedy)
 
 

@@ -54,11 +54,17 @@ INFLATED_KEY = "draftlab.inflated_from"
 def export(
     model: Path, out: Path, weights: Weights = "f32", *, vocabulary: bool = True, vocabulary_of: Path | None = None
 ) -> None:
-    """Write a model folder (Llama or T5) as one GGUF file for llama.cpp; with --no-vocabulary, the file decodes only token ids.
+    """Write a model folder (Llama, Qwen2 or T5) as one GGUF file for llama.cpp.
 
-    Matrices are stored as WEIGHTS (as f16 if a row cannot be cut into blocks of 32), and vectors as f32. VOCABULARY_OF is the GGUF file of
-    a draft's target, whose vocabulary the draft gets. A model that llama.cpp could not run is refused. A trimmed head is widened first;
-    without a vocabulary it stays as it is, and a table of embeddings is written next to the file.
+    A model that llama.cpp could not run is refused. A trimmed head is widened first; without a vocabulary it stays as it is, and a table of
+    embeddings is written next to the file.
+
+    **Arguments:**
+    - `model`: the folder of the model
+    - `out`: the GGUF file to write
+    - `weights`: type of the matrices (f16 if a row cannot be cut into blocks of 32); vectors are stored as f32
+    - `vocabulary`: write the tokenizer's vocabulary too; without it, the file decodes only token ids
+    - `vocabulary_of`: the GGUF file of a draft's target, whose vocabulary the draft gets
     """
     config = read_config(model)
     if not config.get("head_tokens"):

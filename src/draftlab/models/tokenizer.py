@@ -115,7 +115,8 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
         return read_tokenizer(folder)
     file = Path(folder) / "tokenizer.json"
     if not file.is_file():
-        raise UserError("no tokenizer.json", file=folder, remedy="use a model folder that has one")
+        what = "no tokenizer.json" if Path(folder).exists() else "no such folder"
+        raise UserError(what, file=folder, remedy="name the folder of a model with its tokenizer.json")
     try:
         backend = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises bare Exception

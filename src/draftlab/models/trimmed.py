@@ -83,7 +83,12 @@ def cut_vocabulary(folder: Path, out: Path, half: bool, table: Path) -> dict[str
 
 
 def widen(model: Path, out: Path) -> None:
-    """Expand a draft's trimmed head to the whole vocabulary, for engines that need that; its outputs stay the same."""
+    """Expand a draft's trimmed head to the whole vocabulary, for engines that need that; its outputs stay the same.
+
+    **Arguments:**
+    - `model`: the folder of the draft
+    - `out`: the folder to write
+    """
     # Some channels are added to the W of the model: whole blocks of quantized rows, and a multiple of the number of heads, as transformers
     # demands. One of them has the same value c for every token, and no layer reads or writes it. After the last norm it is 100 c / rms > 0 (rms
     # of the other channels), and a token outside the head has the logit -100 times that. A norm over W' channels equals the norm over W if its

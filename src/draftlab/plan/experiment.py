@@ -142,7 +142,8 @@ class Experiment(Settings):
         size = self.scales[scale]
         where = file if isinstance(file, Place) else place(file, scale)
         if unknown := sorted(set(size.axes) - set(self.axes)):
-            raise where.error(f"no axis named {unknown}", unknown[:1], remedy=f"the axes are {sorted(self.axes)}")
+            remedy = f"the axes are {', '.join(sorted(self.axes))}"
+            raise where.error(f"no axis named {', '.join(unknown)}", unknown[:1], remedy=remedy)
         axes = {key: size.axes.get(key, values) for key, values in self.axes.items()}
         if datasets is not None and "dataset" in axes:
             axes["dataset"] = list(datasets)

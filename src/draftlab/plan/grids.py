@@ -60,7 +60,8 @@ def settings_error(
     key = ".".join(str(part) for part in first["loc"])
     within = f"{key}: " if key else ""
     what = f"{within}{first['msg'].removeprefix('Value error, ')}"
-    remedy = "change it there" if where else "give another value"
+    by_hand = "see --help" if first["type"] == "value_error" else "give another value"
+    remedy = "change it there" if where else by_hand
     if first["type"] == "extra_forbidden":
         known = _keys(kind, first["loc"][:-1])
         what, remedy = f"unknown key {key!r}", f"allowed: {', '.join(known)}" if known else "remove it"

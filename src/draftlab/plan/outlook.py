@@ -36,9 +36,9 @@ def lines(run: Run, gpu: str, card: Card, *, prompt: int = 256, gpus: int = 1) -
     yield from _downloads(run, every)
     large = [job for job in every if job.peak and job.peak > card.memory * 2**30 and has_gpu(run, job.rule, job.pair)]
     for job in large:
-        yield f"does not fit {gpu} ({card.memory:g} GB): {job.rule} {job.pair} {job.name}, {(job.peak or 0) / 2**30:,.1f} GB"
+        yield f"does not fit {gpu} ({card.memory:g} GiB): {job.rule} {job.pair} {job.name}, {(job.peak or 0) / 2**30:,.1f} GiB"
     if not large:
-        yield f"every job that is modelled fits {gpu} ({card.memory:g} GB)"
+        yield f"every job that is modelled fits {gpu} ({card.memory:g} GiB)"
 
 
 def _by_rule(run: Run, every: Sequence[Job], hours: Mapping[Job, float]) -> Iterator[str]:
@@ -81,10 +81,15 @@ def _downloads(run: Run, every: Sequence[Job]) -> Iterator[str]:
 def show(
     *, config: tuple[str, ...] = (), gpu: Gpu = "a100-80", card: Path | None = None, gpus: int = 1, prompt: int = 256
 ) -> None:
-    """Print what a run will need, without running it: jobs, memory, hours, disk, downloads, and what does not fit --gpu.
+    """Print what a run will need, without running it: jobs, memory, hours, disk, downloads, and what does not fit the GPU.
 
-    --config is as for snakemake. CARD is a YAML file whose numbers replace those of --gpu: memory (GiB), bandwidth (GB/s), teraflops, and
-    launch (milliseconds in which the CPU launches the kernels of one layer). PROMPT is the length of a usual prompt in tokens; GPUS run side by side.
+    **Arguments:**
+    - `config`: settings of the run, each KEY=VALUE, as for snakemake
+    - `gpu`: the GPU whose memory and speed are assumed
+    - `card`: a YAML file whose numbers replace those of --gpu: memory (GiB), bandwidth (GB/s), teraflops, and launch (milliseconds in which
+      the CPU launches the kernels of one layer)
+    - `gpus`: number of GPUs, which run jobs side by side
+    - `prompt`: length of a usual prompt, in tokens
     """
     for what, number in (("--gpus", gpus), ("--prompt", prompt)):
         if number < 1:

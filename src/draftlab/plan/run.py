@@ -243,6 +243,8 @@ def load_run(config: Mapping[str, Any], workflow: Path) -> Run:
 def run_of(config: Iterable[str]) -> Run:
     """The run of ``KEY=VALUE`` arguments, as for ``snakemake --config``."""
     arguments = list(config)
+    if without := [argument for argument in arguments if "=" not in argument]:
+        raise UserError(f"{without[0]} has no value", file="--config", remedy="write KEY=VALUE")
     check_names(arguments)
     given = {key: read_value(text) for key, _, text in (argument.partition("=") for argument in arguments)}
     return load_run(given, WORKFLOW)

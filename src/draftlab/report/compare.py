@@ -127,7 +127,12 @@ def verdicts(tables: Tables, others: Tables) -> list[str]:
 
 
 def compare(one: tyro.conf.Positional[Path], two: tyro.conf.Positional[Path]) -> None:
-    """Compare the tables of two runs, apart from measured times; list the columns that differ, by how much, and count the verdicts that do."""
+    """Compare the tables of two runs, apart from measured times: list the columns that differ, by how much, and count the verdicts that do.
+
+    **Arguments:**
+    - `one`: the folder of a run, or of published tables
+    - `two`: the folder of the other
+    """
     tables, others = tables_of(one), tables_of(two)
     if differing := differences(tables, others):
         count = len({difference.table for difference in differing})

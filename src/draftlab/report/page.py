@@ -62,9 +62,16 @@ class TokenView(BaseModel):
 def write(
     results: Path, scale: Scale, out: Path, config: tuple[str, ...] = (), experiments: tuple[str, ...] = ()
 ) -> None:
-    """Write the report of a run as one page; --config repeats the KEY=VALUE settings that the run was given, --experiments names its experiments.
+    """Write the report of a run as one page.
 
     Experiments without a table are left out. If the run used the user's prompts or models, the page begins with the answer for them.
+
+    **Arguments:**
+    - `results`: the folder of the run
+    - `scale`: the scale of the run
+    - `out`: the HTML file to write
+    - `config`: the settings that the run was given, each KEY=VALUE
+    - `experiments`: the experiments of the run; without one, every table that an experiment has
     """
     given = [text for text in config if text.partition("=")[0] in ("dataset", "target", "draft")]
     traffic = any(text.startswith("dataset=") for text in config)

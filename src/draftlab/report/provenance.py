@@ -28,7 +28,8 @@ def trace(figure: Path) -> Iterator[str]:
     """Yield the provenance of a figure or table in ``results/<run>/figures`` or ``paper_figures/<run>``, one line per item."""
     experiment = figure.stem
     if not figure.exists():
-        raise UserError("no such figure", file=figure, remedy="draw it first")
+        remedy = "check the path; a run draws its figures into results/RUN/figures"
+        raise UserError("no such figure", file=figure, remedy=remedy)
     folder = figure.parent
     if (folder / "data" / RECORD).exists():
         known = read_json(folder / "data" / RECORD)
@@ -51,7 +52,7 @@ def describe(run: Path, experiment: str) -> dict[str, Any]:
         raise UserError(
             "no such table",
             file=table,
-            remedy="run the experiment, or name a figure or table in its run's folder figures",
+            remedy="run the experiment, or name a figure or table in results/RUN/figures",
         )
     cells = cells_of(run, experiment)
     inputs: dict[str, dict[str, str | None]] = {kind: {} for kind in ("models", "tables", "pairs", "answers", "data")}
@@ -81,7 +82,13 @@ def cells_of(run: Path, experiment: str) -> dict[str, Any]:
 
 
 def publish(results: Path, tables: tuple[str, ...], out: Path) -> None:
-    """Compress the tables of a run into a folder from which published figures are drawn, with each table's provenance and the times of jobs."""
+    """Compress the tables of a run into a folder from which published figures are drawn, with each table's provenance and the times of jobs.
+
+    **Arguments:**
+    - `results`: the folder of the run
+    - `tables`: the names of the tables, without .csv
+    - `out`: the folder of published tables: paper_figures/SCALE/data
+    """
     records = {name: describe(results, name) for name in tables}  # a missing table is found before the first copy
     for name in tables:
         publish_table(results / f"{name}.csv", out)
@@ -132,5 +139,9 @@ def _describe(value: Any) -> str:
 
 
 def show(figure: tyro.conf.Positional[Path]) -> None:
-    """Print where a figure comes from: its table, runs, models, answers and raw data."""
+    """Print where a figure comes from: its table, runs, models, answers and raw data.
+
+    **Arguments:**
+    - `figure`: a figure, in a run's folder or in paper_figures/
+    """
     print(*trace(figure), sep="\n")

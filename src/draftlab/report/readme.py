@@ -61,7 +61,12 @@ def render(text: str, root: Path) -> str:
 
 
 def update(file: Path = Path("README.md"), *, check: bool = False) -> None:
-    """Regenerate the generated parts of README.md, docs/tables.md and the indexes of paper_figures/; --check only compares."""
+    """Regenerate the generated parts of README.md, docs/tables.md and the indexes of paper_figures/.
+
+    **Arguments:**
+    - `file`: the README.md; the other pages are found from its folder
+    - `check`: write nothing, and fail if a page differs
+    """
     root = file.parent
     new = {file: render(file.read_text(encoding="utf-8"), root), root / stages_page.PAGE: stages_page.render(root)}
     new |= {data.parent / "README.md": index(data.parent, root) for data in sorted(root.glob("paper_figures/*/data"))}

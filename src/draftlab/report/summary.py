@@ -166,9 +166,12 @@ HEADLINES = {
 
 
 def print_summary(*, results: Path = Path("results"), config: tuple[str, ...] = (), answer: bool = False) -> None:
-    """Print the headline numbers of a run below --results and the path of its report; with --answer, only what it says about your prompts.
+    """Print the headline numbers of a run, and the path of its report.
 
-    The run is that of --config, given as for snakemake; without it, the newest one.
+    **Arguments:**
+    - `results`: the folder of all runs
+    - `config`: the settings that the run was given, each KEY=VALUE, as for snakemake; without one, the newest run
+    - `answer`: print only what the run says about your prompts
     """
     run = newest_run(results / run_of(config).name if config else results)
     print(*(answers(run) if answer else lines(run)), sep="\n")

@@ -18,11 +18,16 @@ Point = tuple[str, int, float]
 
 
 def write(results: Path, out: Path) -> int:
-    """Write the curves of a run as TensorBoard events (needs the package tensorboard): alpha along every stream."""
+    """Write the curves of a run as TensorBoard events (needs the package tensorboard): alpha along every stream.
+
+    **Arguments:**
+    - `results`: the folder of the run
+    - `out`: the folder for the events
+    """
     paths = [path for name, path in tables_in(results).items() if tidy.file_of(name).exists()]
     points = [point for path in paths for point in curves(path)]
     if not points:
-        raise UserError("no table with a stream", file=results, remedy="run osd_online first")
+        raise UserError("no table with a stream", file=results, remedy="run the experiment osd_online first")
     try:
         from tensorboard.summary import Writer
     except ModuleNotFoundError:

@@ -59,29 +59,29 @@ class VerdictSettings:
     """What to judge."""
 
     traffic: Path
-    """Prompts, with or without answers."""
+    """a file of your prompts, with or without answers"""
     target: str
-    """A model folder, a GGUF file or a hub id."""
+    """the target: a model folder, a GGUF file or a hub id"""
     draft: tuple[str, ...] = ()
-    """The same; several are judged one after the other. Without one, a draft is made from the target's first layers."""
+    """the draft, likewise; several are judged one after the other; without one, a draft is made of the target's first layers"""
     hardware: str | None = None
-    """A profile (as for draftlab load) to use instead of measuring on this machine."""
+    """a profile (as for draftlab load) to use instead of measuring on this machine"""
     load: str | None = None
-    """Requests per second, such as 4/s."""
+    """the load to judge, in requests per second, such as 4/s"""
     trace: Path | None = None
-    """A file with the arrivals of requests."""
+    """a file with the arrivals of your requests"""
     temperature: int = 0
-    """Of the answers: 0 or 1."""
+    """temperature of the answers: 0 or 1"""
     template: Template | None = None
-    """The chat template for prompts to the target; by default its tokenizer's own."""
+    """the chat template for prompts to the target; without one, its tokenizer's own"""
     answer_tokens: int | None = None
-    """At most how many tokens the target writes for an answer; by default what the scale says, 96 in traffic."""
+    """most tokens of an answer; without one, what the scale says: 96 in traffic"""
     server: str | None = None
-    """The address of an OpenAI-compatible server that runs the target and writes its answers, such as http://host:8000/v1."""
+    """address of an OpenAI-compatible server that runs the target and writes its answers, such as http://host:8000/v1"""
     scale: str = "traffic"
-    """Sizes of the run: a file of workflow/scales."""
+    """the sizes of the run: the name of a file in workflow/scales"""
     cores: int = 0
-    """Cores for the workflow; 0: all."""
+    """CPU cores for the workflow; 0: all"""
 
 
 def run(settings: VerdictSettings, out: Path | None) -> list[tuple[Path, Verdict | None]]:
@@ -387,5 +387,9 @@ def _rate(load: str | None) -> float | None:
 
 
 def verdict_of(settings: Flat[VerdictSettings], *, out: Path | None = None) -> None:
-    """Say whether a draft would make your traffic faster, which draft, at what length, and what would change the answer."""
+    """Say whether a draft would make your traffic faster, which draft, at what length, and what would change the answer.
+
+    **Arguments:**
+    - `out`: the folder for the verdict and, below it, the run; without one, both go into a folder below results/
+    """
     print(*lines(run(settings, out)), sep="\n")

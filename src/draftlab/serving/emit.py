@@ -53,14 +53,14 @@ class Deployment:
 
     def __post_init__(self) -> None:
         if not 0 <= self.confidence < 1:
-            raise UserError(f"a confidence of {self.confidence}", remedy="give a probability from 0 to less than 1")
+            raise UserError(f"confidence is {self.confidence}", remedy="give a probability from 0 to less than 1")
         if self.draft_len < 1:
-            raise UserError(f"a draft length of {self.draft_len}", remedy="serve without a draft, or give 1 or more")
+            raise UserError(f"draft_len is {self.draft_len}", remedy="give 1 or more, or serve without a draft")
 
     def marginals(self) -> list[float]:
         """How often a step accepts at least 1, 2, ... drafted tokens, over all requests."""
         if self.acceptance is None:
-            raise UserError("no acceptance to write", remedy="give --acceptance or --alpha")
+            raise UserError("no acceptance to write", remedy="give --acceptance FILE or --alpha")
         rates = [round(float(p), 6) for p in self.acceptance.marginals(self.draft_len)]
         return check_marginals(rates, self.draft_len)
 
@@ -469,11 +469,22 @@ def emit(
     lookup: bool = False,
     out: Path,
 ) -> None:
-    """Write settings for serving engines into the folder OUT: draft lengths by batch from LOAD (a JSON file of draftlab load), or a single DRAFT_LEN.
+    """Write settings for serving engines: draft lengths by batch from a simulation, or a single draft length.
 
-    ENGINE: without one, every engine that can use the pair. CONTEXT: the tokens at which lengths are read from LOAD. ALPHA, or ACCEPTANCE
-    (records of an engine), is what synthetic acceptance imitates. GREEDY: the draft proposes its most probable token. CONFIDENCE: a block ends
-    early where the draft's token has a lower probability. LOOKUP: prompt lookup drafts first, and the draft where it finds nothing.
+    **Arguments:**
+    - `engine`: engines to write settings for: vllm, vllm-synthetic, sglang, sglang-adaptive, llama-cpp, llama-cpp-synthetic,
+      tensorrt-llm-lower, tensorrt-llm-upper, transformers, speculation-profile; without one, every engine that can use the pair
+    - `load`: a JSON file of draftlab load, whose best draft lengths by batch are written
+    - `draft_len`: instead of --load, one draft length for all batches, in tokens
+    - `target`: the target as the engine finds it: a folder, a GGUF file or a hub id
+    - `draft`: the draft, likewise
+    - `context`: tokens of context at which draft lengths are read from --load
+    - `alpha`: acceptance of a drafted token, for the engines' simulated acceptance
+    - `acceptance`: a file with an engine's records, whose acceptance is used instead of --alpha
+    - `greedy`: the draft proposes its most probable token
+    - `confidence`: a block ends early where the draft's token has a lower probability than this; 0: never
+    - `lookup`: prompt lookup drafts first, and the draft where it finds nothing
+    - `out`: the folder to write
     """
     if (load is None) == (draft_len is None):
         raise UserError("no draft length, or two", remedy="give either --load or --draft-len")

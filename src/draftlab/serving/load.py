@@ -78,7 +78,7 @@ def sweep(
     """
     rows: list[dict[str, float]] = []
     for rate in rates:
-        progress(f"{rate:g} requests a second, {len(draft_lens)} draft lengths")
+        progress(f"simulating {rate:g} requests a second, with each of {len(draft_lens)} draft lengths")
         stretched = arrivals.at_rate(rate)
         plain = 0.0
         for draft_len in sorted({0, *draft_lens}):
@@ -160,7 +160,8 @@ def lines(summary: Mapping[str, Any]) -> list[str]:
     texts = []
     for best in summary["best_by_rate"]:
         late = f" (overloaded without drafts: first token after {best['to_first_without_drafts']:.1f} s)"
-        text = f"{best['rate']:g}/s: draft {best['draft_len']}, {best['speedup']:.2f}x"
+        how = f"draft length {best['draft_len']}" if best["draft_len"] else "no draft"
+        text = f"{best['rate']:g} requests a second: {how}, {best['speedup']:.2f}x"
         texts.append(text + (late if best["overloaded"] else ""))
     for k, rate in summary["crossing_rate"].items():
         if rate is not None:
@@ -207,36 +208,37 @@ class LoadSettings:
     """What to simulate."""
 
     profile: str
-    """Of the hardware: a name, or a YAML file as draftlab profile writes it."""
+    """the hardware's costs: a YAML file of draftlab profile, or one of a100-llama-3-8b, h100-llama-2-7b, h100x4-llama-2-70b, rtx4090-llama-3.1-8b, rtxpro6000-llama-3.1-8b, rtxpro6000x2-qwen3-32b"""
     trace: Path | None = None
-    """Arrivals and lengths of requests, stretched to each of the rates. Without it, requests arrive at random times."""
+    """a file with the arrivals and lengths of requests, stretched to each of the rates; without one, requests arrive at random times"""
     prompt: int = 512
-    """Tokens of a prompt, without a trace."""
+    """tokens of a prompt, without a trace"""
     output: int = 128
-    """Tokens of an answer, without a trace."""
+    """tokens of an answer, without a trace"""
     requests: int = 1000
-    """How many to simulate, at most."""
+    """most requests to simulate"""
     rates: tuple[float, ...] = ()
-    """Requests per second. By default from a twentieth of what the machine serves without drafts to just beyond it."""
+    """loads, in requests per second; without one, from a twentieth of what the machine serves without drafts to just beyond it"""
     poisson: bool = False
-    """Use only the lengths of the trace; requests arrive at random times."""
+    """use only the lengths of the trace; requests arrive at random times"""
     burst: float = 1.0
-    """How uneven random arrivals are; 1: a Poisson process."""
+    """how uneven random arrivals are: the variance of the gaps over their squared mean; 1: a Poisson process"""
     alpha: float | None = None
-    """Acceptance of a drafted token."""
+    """acceptance of a drafted token"""
     acceptance: Path | None = None
-    """Acceptance measured by an engine, per request."""
+    """instead of --alpha, a file with an engine's records, which have the acceptance of each request"""
     draft_ratio: float | None = None
-    """A step of the draft, in steps of the target. By default the profile's own draft, or a lookup that costs nothing."""
+    """cost of a step of the draft, in steps of the target; without one, the draft in the profile, or else a lookup that costs nothing"""
     draft_profile: str | None = None
-    """A profile whose target is the draft."""
+    """instead of --draft-ratio, a profile whose target is the draft"""
     draft_lens: tuple[int, ...] = DRAFT_LENS
-    """Draft lengths to compare; 0: no draft."""
+    """draft lengths to compare, in tokens; 0: no draft"""
     goal_first: float = 1.0
-    """Seconds within which the first token should come."""
+    """seconds within which the first token should come"""
     goal_per_token: float = 0.05
-    """Seconds per further token, on average."""
+    """seconds per further token that are allowed, on average"""
     seed: int = 0
+    """seed of the arrivals and of what is accepted"""
 
 
 def run(settings: LoadSettings, out: Path, progress: Callable[[str], None]) -> dict[str, Any]:
@@ -245,17 +247,18 @@ def run(settings: LoadSettings, out: Path, progress: Callable[[str], None]) -> d
     acceptance = _acceptance(settings)
     draft_lens = settings.draft_lens
     if not draft_lens or min(draft_lens) < 0 or max(draft_lens) > LONGEST:
-        raise UserError(f"draft lengths {draft_lens}", remedy=f"give lengths from 0 to {LONGEST}")
+        raise UserError(f"--draft-lens is {list(draft_lens)}", remedy=f"give one length or more, from 0 to {LONGEST}")
     if not (settings.goal_first > 0 and settings.goal_per_token > 0):  # NaN is neither
-        raise UserError(f"goals of {settings.goal_first} and {settings.goal_per_token} s", remedy="give more than 0 s")
+        what = f"--goal-first is {settings.goal_first} s and --goal-per-token {settings.goal_per_token} s"
+        raise UserError(what, remedy="give more than 0 s")
     if settings.seed < 0:
-        raise UserError(f"a seed of {settings.seed}", remedy="give 0 or more")
+        raise UserError(f"--seed is {settings.seed}", remedy="give 0 or more")
     lengths = best_lengths(profile, acceptance, draft_lens)
     if lengths.empty:
         raise UserError(
             f"not even one request with {min(CONTEXTS)} tokens fits {profile.name}: kv_tokens {profile.kv_tokens}, "
             f"max_tokens {profile.max_tokens}",
-            remedy="give a profile with more",
+            remedy="give a profile with larger ones",
         )
     arrivals = fitting(_arrivals(settings), profile)
     most = capacity(arrivals, profile)
@@ -296,7 +299,7 @@ def _profile(settings: LoadSettings) -> Profile:
         return profile.model_copy(update={"draft": draft.target})
     if settings.draft_ratio is not None:
         if not 0 <= settings.draft_ratio < float("inf"):
-            raise UserError(f"a draft ratio of {settings.draft_ratio}", remedy="give 0 or more")
+            raise UserError(f"--draft-ratio is {settings.draft_ratio}", remedy="give 0 or more")
         return profile.model_copy(update={"draft": profile.target.scaled(settings.draft_ratio)})
     return profile
 
@@ -354,5 +357,9 @@ def rates_for(most: float) -> list[float]:
 
 
 def load(settings: Flat[LoadSettings], *, out: Path) -> None:
-    """Simulate a server under load for each rate and draft length; writes OUT.csv, OUT.json and OUT.png."""
+    """Simulate a server under load for each rate and draft length; writes OUT.csv, OUT.json and OUT.png.
+
+    **Arguments:**
+    - `out`: path of the files to write, without a suffix
+    """
     print(*lines(run(settings, out, lambda line: print(line, file=sys.stderr))), sep="\n")

@@ -24,27 +24,31 @@ class ProfileSettings:
     """What to time, and the limits to write into the profile."""
 
     target: Path
-    """A model folder or a GGUF file."""
+    """the target: a model folder or a GGUF file"""
     draft: Path | None = None
-    """The same."""
+    """the draft, likewise; without one, only the target is measured"""
     name: str = "here"
-    """Of the profile."""
+    """name of the profile"""
     threads: int = 1
-    """Threads of llama.cpp."""
+    """CPU threads of llama.cpp"""
     gpu_layers: int = 0
-    """Layers on the GPU; -1: all."""
+    """layers that llama.cpp runs on the GPU; -1: all"""
     blocks: int = 5
-    """Repeats of each measurement."""
+    """repeats of each measurement"""
     kv_tokens: int = 8192
-    """Tokens that the server can cache, as written into the profile."""
+    """tokens that the server can cache, as written into the profile"""
     max_sequences: int = 16
-    """Requests that the server decodes at once, as written into the profile."""
+    """requests that the server decodes at once, as written into the profile"""
     seed: int = 0
-    """Of the order of measurements."""
+    """seed of the order of measurements"""
 
 
 def profile(settings: Flat[ProfileSettings], *, out: Path) -> None:
-    """Measure the cost of target and draft steps in llama.cpp on this machine, and write a hardware profile for draftlab load."""
+    """Measure the cost of target and draft steps in llama.cpp on this machine, and write a hardware profile for draftlab load.
+
+    **Arguments:**
+    - `out`: the YAML file to write
+    """
     save(measure(settings), out)
 
 
@@ -59,9 +63,9 @@ def measure(settings: ProfileSettings) -> Profile:
     from draftlab.latency.settings import Engine
 
     if settings.blocks < 1:
-        raise UserError(f"{settings.blocks} blocks", remedy="measure at least one")
+        raise UserError(f"--blocks is {settings.blocks}", remedy="give 1 or more")
     if min(settings.kv_tokens, settings.max_sequences) < 1 or settings.seed < 0:
-        what = f"kv_tokens {settings.kv_tokens}, max_sequences {settings.max_sequences}, seed {settings.seed}"
+        what = f"--kv-tokens is {settings.kv_tokens}, --max-sequences {settings.max_sequences}, --seed {settings.seed}"
         raise UserError(what, remedy="give at least 1 token and 1 sequence, and a seed of 0 or more")
     engine = {"threads": settings.threads, "gpu_layers": settings.gpu_layers, "weights": "q8_0"}
     length, sequences = max(CONTEXTS) + max(TOKENS), max(BATCHES)
@@ -75,7 +79,7 @@ def measure(settings: ProfileSettings) -> Profile:
         clock = models[0].clock()
         grid = [(batch, context) for batch in BATCHES for context in CONTEXTS]
         for block in range(-1, settings.blocks):  # the first warms up
-            print(f"block {block + 1} of {settings.blocks}", file=sys.stderr)
+            print("warming up" if block < 0 else f"block {block + 1} of {settings.blocks}", file=sys.stderr)
             for batch, context in rng.permutation(grid).tolist():
                 for model, rows in zip(models, times, strict=True):
                     started = clock()

@@ -61,7 +61,9 @@ def read_promise(file: Path) -> Promise:
     inside = verdict.get("monitor", verdict)
     if inside is None:
         raise UserError(
-            "the verdict was not yes, so it promises nothing", file=file, remedy="give one that recommends a draft"
+            "the verdict recommends no draft, so it promises nothing",
+            file=file,
+            remedy="give one that recommends a draft",
         )
     try:
         promise = Promise.model_validate(inside)
@@ -69,7 +71,7 @@ def read_promise(file: Path) -> Promise:
         raise UserError(
             f"no promise in it: {error.errors()[0]['msg']}",
             file=file,
-            remedy='it needs "draft_len" and "acceptance_length" with "low", "high"',
+            remedy='give the verdict.json of draftlab verdict; it has "draft_len" and "acceptance_length" with "low", "high"',
         ) from None
     if promise.acceptance_length.low > promise.acceptance_length.high:
         raise UserError("the promise's low is above its high", file=file, remedy="run draftlab verdict again")
@@ -249,10 +251,12 @@ def _fetch(url: str) -> str:
 
 
 def monitor(source: tyro.conf.Positional[str], *, verdict: Path, over: float = 0.0) -> None:
-    """Check that the acceptance in SOURCE still matches the verdict; exit code 3 if not.
+    """Check that the acceptance in production still matches the verdict; exit code 3 if not.
 
-    SOURCE is a file or URL with an engine's records or Prometheus text. OVER: at a URL, count from now on for this many seconds; 0: since the
-    server's start.
+    **Arguments:**
+    - `source`: a file or URL with an engine's records, or with Prometheus text
+    - `verdict`: the verdict.json that draftlab verdict wrote
+    - `over`: at a URL, count from now on for this many seconds; 0: since the server's start
     """
     if not 0 <= over < math.inf:
         raise UserError(f"--over is {over:g} seconds", remedy="give 0 or more")

@@ -86,7 +86,8 @@ def serve(
         raise UserError("no requests", remedy="give a trace with at least one request")
     fits = fit(arrivals, profile)
     if not fits.any():
-        raise UserError("no request fits the cache", remedy=f"the profile holds {profile.kv_tokens} tokens")
+        remedy = f"give shorter requests, or a profile with more kv_tokens than {profile.kv_tokens:,}"
+        raise UserError("no request fits the cache", remedy=remedy)
     if acceptance and draft_len >= profile.max_tokens:
         what = f"a block of {draft_len} drafted tokens does not fit a step of {profile.max_tokens} tokens"
         raise UserError(what, remedy="give shorter draft lengths, or raise max_tokens of the profile")

@@ -27,7 +27,11 @@ KINDS = {int: "iu", float: "fiu", str: "OUT", bool: "b"}
 
 
 def run_file(cell: tyro.conf.Positional[Path]) -> None:
-    """Run one cell of an experiment, as described by its cell.json; its table and record go into the same folder."""
+    """Run one cell of an experiment; its table and record go into the folder of its file.
+
+    **Arguments:**
+    - `cell`: the cell.json that the workflow wrote
+    """
     content = read_object(cell)
     try:
         stage = STAGES[content["stage"]]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Decoding(Base):
     """Held-out requests are decoded in batches."""
 
-    pair: str = Field("multidraft", description="the pair whose target and drafts are used")
+    pair: str = Field("multidraft", description="the pair from which an experiment takes its target and drafts")
     datasets: list[Dataset] = Field([], description="which of the pair's datasets to use; if none is named, all")
     distilled: Dataset | None = Field(
         None, description="use the draft that osd_offline distilled on this dataset, not the pair's undistilled one"
@@ -54,7 +54,11 @@ class DecodedRow:
 
 
 class Inputs(TargetAndDraft):
-    """A pair, the held-out requests by dataset, and how its target answers."""
+    """A pair, the held-out requests by dataset, and how its target answers.
+
+    **Fields:**
+    - `prompts`: the held-out requests of each dataset: its name, then a file that draftlab data make wrote
+    """
 
     prompts: dict[str, Path]
     answers: Answers

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class OnPairs(Settings):
     """Settings of experiments on recorded probability pairs."""
 
-    pair: str = Field("multidraft", description="the pair whose target and drafts are used")
+    pair: str = Field("multidraft", description="the pair from which an experiment takes its target and drafts")
     datasets: list[Dataset] = Field([], description="which of the pair's datasets to use; if none is named, all")
     synthetic: bool = Field(False, description="also use the synthetic family of model-like distributions")
     distilled: bool = Field(False, description="use for each dataset the draft that osd_offline distilled on it")
@@ -46,7 +46,11 @@ class PairsRow:
 
 
 class RecordedPairs(NoInputs):
-    """The folder of recorded logits of target and draft; those of a distilled draft end in ``.distilled``."""
+    """The folder of recorded logits of target and draft; those of a distilled draft end in ``.distilled``.
+
+    **Fields:**
+    - `pairs`: folder of the recorded logits, a file for each dataset
+    """
 
     pairs: Path
 

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from draftlab import docstrings
 from draftlab.core.measure import Measure
 from draftlab.core.settings import Settings
 from draftlab.files.atomic import atomic_path
@@ -72,7 +73,15 @@ class NoColumns:
 
 
 class NoInputs(Settings):
-    """The input files of a stage. This base class of all has none."""
+    """The input files of a stage. This base class of all has none.
+
+    The docstring of a class with further fields may list them; what it says is then their description.
+    """
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        for name, meaning in docstrings.split(cls.__doc__ or "")[1].items():
+            cls.model_fields[name].description = meaning
 
     @classmethod
     def locate(cls, variants: Sequence[Any], places: Places) -> Self:

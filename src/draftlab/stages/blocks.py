@@ -35,12 +35,13 @@ class Settings(Contest):
     past_end: bool = Field(
         False, description="continue texts past their end to max_new_tokens, as serving benchmarks do"
     )
-    by_depth: bool = Field(False, description="one row for each number of drafted tokens that a block may keep")
+    by_depth: bool = Field(False, description="write one row for each number of drafted tokens that a block may keep")
     timed: NonNegativeInt = Field(
         0, description="requests of each batch that every contender also decodes live, to time its selection"
     )
     ceiling: bool = Field(
-        False, description="also a bound for every verifier of as many i.i.d. sequences, at the blocks of optimal_block"
+        False,
+        description="also compute a bound for every verifier of as many i.i.d. sequences, at the blocks of optimal_block",
     )
 
     @field_validator("schemes")
@@ -102,7 +103,7 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
 
     every = contenders(settings)
     if live := [contender.scheme for contender in every if settings.by_depth and not _is_replayed(contender)]:
-        raise UserError(f"{live[0]} is decoded live, which has no counts by depth", remedy="leave out it or by_depth")
+        raise UserError(f"{live[0]} is decoded live, which has no counts by depth", remedy="leave one of the two out")
     work = inputs.open(settings)
     of_texts, of_decoding = (torch.Generator(work.target.device).manual_seed(settings.seed) for _ in range(2))
     eos_ids = [] if settings.past_end else work.tokenizer.eos_ids

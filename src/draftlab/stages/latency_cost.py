@@ -20,14 +20,17 @@ FILLER = 32
 
 
 class Settings(Engine):
-    role: str = Field("draft", description="which draft of the pair")
+    role: str = Field("draft", description="the draft of the pair that an experiment takes")
     context: list[Count] = Field(min_length=1, description="context lengths, in tokens")
     batch: list[Count] = Field(min_length=1, description="numbers of requests in a call")
     verified: list[Annotated[int, Field(ge=2)]] = Field(
         min_length=1, description="numbers of tokens of a request that one call of the target verifies"
     )
-    blocks: int = Field(gt=0, description="measurements of each, in shuffled order")
-    moment: int = Field(0, description="number of the repetition: costs drift within minutes")
+    blocks: int = Field(gt=0, description="number of measurements of each step, in shuffled order")
+    moment: int = Field(
+        0,
+        description="number of this repetition; experiments repeat the measurement, because costs drift within minutes",
+    )
 
 
 class Row:

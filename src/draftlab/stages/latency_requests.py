@@ -53,12 +53,12 @@ class Settings(Engine):
         gt=0, description="tokens drafted per call of the target, unless that number follows the acceptance"
     )
     requests: int = Field(gt=0, description="number of requests")
-    first: int = Field(0, ge=0, description="number of the first of these requests among the recorded ones")
+    first: int = Field(0, ge=0, description="number of the first of these requests among the recorded ones, from 0")
     max_new_tokens: int = Field(gt=0, description="most tokens of an answer")
     adaptive: bool = Field(False, description="also decode with a draft length that follows the acceptance")
     confidence: ShareBelow1 = Field(
         0,
-        description="also decode with blocks that end where the draft gives its token less than this probability; 0: do not",
+        description="also decode with blocks that end where the draft gives its token less than this probability; 0: never",
     )
     temperature: float = Field(default=0, ge=0, description="temperature at which target and drafts sample; 0: greedy")
     distilled: Literal["osd_offline", "traffic_verdict"] = Field(
@@ -72,9 +72,11 @@ class Settings(Engine):
     probe_every: int = Field(
         0,
         ge=0,
-        description="probe the costs of the last draft before every so many requests, into the facts of the cell; 0: never",
+        description="requests between two probes of the costs of the last draft, which run.json records; 0: no probes",
     )
-    priced_by: str = Field("", description="an experiment of stage latency_cost whose probes predict the times")
+    priced_by: str = Field(
+        "", description="an experiment of the stage latency_cost, whose costs predict the times; empty: none"
+    )
 
 
 class Row:
@@ -123,7 +125,14 @@ MEASURES = {
 
 
 class Inputs(NoInputs):
-    """The target, drafts by name, the recorded answers whose requests are decoded, and the table of probed costs, if there is one."""
+    """The target, drafts by name, the recorded answers whose requests are decoded, and the table of probed costs, if there is one.
+
+    **Fields:**
+    - `target`: the target: the folder of a model or a GGUF file
+    - `drafts`: each contender's name, then the folder of its draft
+    - `answers`: folder of the target's recorded answers to the dataset's held-out requests
+    - `costs`: table of the experiment that priced_by names
+    """
 
     target: Path
     drafts: dict[str, Path]

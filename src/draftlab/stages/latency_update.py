@@ -24,7 +24,7 @@ class Settings(Engine):
     prompt: int = Field(gt=0, default=64, description="tokens of each prompt")
     generated: int = Field(gt=0, default=128, description="tokens of each answer")
     update_interval: int = Field(gt=0, default=8, description="requests between two updates, and in each update")
-    blocks: int = Field(gt=0, description="measurements")
+    blocks: int = Field(gt=0, description="number of measurements")
 
     @property
     def role(self) -> str:

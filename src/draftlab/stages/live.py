@@ -62,7 +62,7 @@ class Contest(Decoding):
 
 
 class Settings(Contest):
-    quality: bool = Field(False, description="also ROUGE-L and BLEU of each answer")
+    quality: bool = Field(False, description="also compute ROUGE-L and BLEU of each answer")
 
 
 class Contested(DecodedRow):

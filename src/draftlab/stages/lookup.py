@@ -33,7 +33,7 @@ class Settings(Base):
     """Prompt lookup, a distilled draft, and lookup before it, along recorded greedy answers; the target does not run."""
 
     dataset: Dataset = Field(description="dataset whose recorded answers are used")
-    pair: str = Field("main", description="the pair whose target and drafts are used")
+    pair: str = Field("main", description="the pair from which an experiment takes its target and drafts")
     depth: int = Field(gt=0, default=8, description="drafted tokens of the longest block")
     tuning: int = Field(
         gt=0, default=100, description="answers of the stream on which the length and threshold are chosen"
@@ -42,7 +42,7 @@ class Settings(Base):
     verify_cost: list[float] = Field(
         [0.15],
         min_length=1,
-        description="what 1, 2, ... drafted tokens add to the cost of a target step; each further one adds as much as the last",
+        description="what 1, 2, ... drafted tokens add to the cost of a target step, in target steps; each further one adds as much as the last",
     )
 
 
@@ -74,7 +74,13 @@ MEASURES = {
 
 
 class Inputs(NoInputs):
-    """Drafts by name, and the recorded answers to the stream and to the held-out requests."""
+    """Drafts by name, and the recorded answers to the stream and to the held-out requests.
+
+    **Fields:**
+    - `drafts`: each draft's name, then its folder
+    - `train`: folder of the target's recorded answers to the stream
+    - `held_out`: folder of its recorded answers to the held-out requests
+    """
 
     drafts: dict[str, Path]
     train: Path

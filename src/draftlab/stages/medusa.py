@@ -38,7 +38,7 @@ class Settings(TimedUpdates, Serving):
     warm: list[Dataset] = Field(min_length=1, description="datasets that the heads learn before the stream")
     warm_requests: int = Field(gt=0, description="most requests of each of these datasets")
     heads_learning_rate: float = Field(gt=0, description="learning rate of the heads, in place of learning_rate")
-    widths: list[Count] = Field(min_length=1, description="guesses of each head in the tree")
+    widths: list[Count] = Field(min_length=1, description="number of guesses in the tree, for each head")
     verifiers: list[Literal["rrs", "greedy", "typical"]] = Field(
         ["rrs", "typical"], description="how the tree is verified at temperature 1; typical is not lossless"
     )

@@ -71,7 +71,11 @@ MEASURES = {
 
 
 class Inputs(TargetAndDraft):
-    """The main pair, and the table of ``osd_online``, which has its block lengths."""
+    """The main pair, and the table of ``osd_online``, which has its block lengths.
+
+    **Fields:**
+    - `online`: table of the experiment osd_online, which has the measured block lengths
+    """
 
     online: Path
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Settings(Offline):
-    save: str = Field("", description="the method whose draft is kept; empty: the first one")
+    save: str = Field("", description="the method whose draft is saved; empty: the first one")
 
 
 class Row(Counts):

@@ -49,36 +49,43 @@ class Settings(Serving):
         None, description="the groups of requests and the order in which they arrive"
     )
     of: list[Dataset] = Field([], description="the datasets of the stream")
-    aside: int = Field(0, ge=0, description="requests of each group set aside, those after the ones in the stream")
+    aside: int = Field(
+        0, ge=0, description="requests of each group that are set aside; they come after those of the stream"
+    )
     warm_on: Literal["nothing", "stream", "aside"] = Field(
         "nothing",
-        description="what the draft is distilled on: no requests, the first of the stream, or those set aside",
+        description="what the draft is distilled on before it serves. nothing: no requests; stream: the first of the stream; aside: those set aside",
     )
     warm_share: float = Field(
-        1.0, gt=0, le=1, description="first share of them to distil on; of those set aside, a share of each group"
+        1.0,
+        gt=0,
+        le=1,
+        description="share of these requests that it is distilled on: the first ones; of those set aside, the first of each group",
     )
     warm_epochs: int = Field(1, gt=0, description="epochs of this distillation")
     warm_fair: bool = Field(
-        False, description="instead of warm_epochs, as many updates as serving makes, each of as many requests"
+        False, description="instead of warm_epochs, make as many updates as serving does, each of as many requests"
     )
     drafts: Literal["shared", "by_group", "by_route"] = Field(
-        "shared", description="one draft for all requests, one per true class, or one per class that the router names"
+        "shared",
+        description="shared: one draft for all requests; by_group: one for each true class; by_route: one for each class that the router names",
     )
     route_errors: float = Field(
         0.0, ge=0, le=1, description="share of requests that are deliberately sent to a wrong draft"
     )
     measured_on: Literal["stream", "held_out"] = Field(
-        "stream", description="requests whose acceptance is measured: those of the stream, or held-out ones"
+        "stream",
+        description="whose acceptance is measured. stream: that of the stream's requests; held_out: that of held-out ones",
     )
-    probes: int = Field(0, ge=0, description="measurements on the held-out requests along the stream")
+    probes: int = Field(0, ge=0, description="number of measurements on the held-out requests along the stream")
     bin: int = Field(
         1,
         gt=0,
-        description="number of neighbouring requests of one class that form a unit of the bootstrap, and of places in one row",
+        description="number of neighbouring requests of one class in a unit of the bootstrap, and of places of the stream in a row",
     )
     timed: bool = Field(False, description="add the columns cpu_seconds and peak_mb of each run")
     live: bool = Field(False, description="decode with the target instead of replaying its recorded answers")
-    save: str = Field("", description="the method whose draft is saved at the end of the stream")
+    save: str = Field("", description="the method whose draft is saved at the end of the stream; empty: none")
 
     @property
     def datasets(self) -> list[Dataset]:
@@ -156,9 +163,12 @@ class Inputs(Distillation):
     """Recorded answers and models; for a stream also its requests, and how their classes are found."""
 
     requests: list[Path] = Field([], description="files of the requests of a stream, one for each dataset")
-    held_out: list[Path] = Field([], description="files of the held-out requests, likewise")
-    router: Method = Field("naive_bayes", description="how the class of a request is found where drafts is by_route")
-    classifier: str = Field("", description="the model behind the router hub")
+    held_out: list[Path] = Field([], description="files of the held-out requests, one for each dataset")
+    router: Method = Field(
+        "naive_bayes",
+        description="how the class of a request is found if drafts is by_route; hub: by a classifier from the hub",
+    )
+    classifier: str = Field("", description="the classifier from the hub, OWNER/NAME@REVISION")
 
     @classmethod
     def locate(cls, variants: Sequence[Any], places: Places) -> Self:

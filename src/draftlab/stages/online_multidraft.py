@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Settings(Base):
-    pair: str = Field("main", description="the pair whose target and drafts are used")
+    pair: str = Field("main", description="the pair from which an experiment takes its target and drafts")
     topics: list[Dataset] = Field(min_length=2, description="datasets, each of which has a specialist among the drafts")
     schemes: list[Verifier] = Field(
         ["importance_truncated", "specinfer"], min_length=1, description="how several drafts are verified"
@@ -39,14 +39,14 @@ class Settings(Base):
     stream: int = Field(gt=0, description="requests of each topic that drafts learn from")
     requests: int = Field(gt=0, description="held-out requests of each topic that are decoded")
     batch: NonNegativeInt = Field(0, description="requests that are decoded together; 0: all")
-    update_interval: int = Field(gt=0, description="requests between two updates, all learnt in the next")
+    update_interval: int = Field(gt=0, description="requests between two updates; the second learns from all of them")
     learning_rate: float = Field(gt=0, description="learning rate of AdamW")
     loss: Loss = "forward_kl"
     loss_positions: LossPositions = "all"
     draft_len: int = Field(gt=0, description="tokens of a drafted sequence")
     max_new_tokens: int = Field(gt=0, description="most tokens of an answer")
     temperature: float = Field(1.0, gt=0, description="temperature at which target and drafts sample")
-    device: Literal["cpu", "cuda"] = Field("cpu", description="where torch computes; the scale sets it")
+    device: Literal["cpu", "cuda"] = Field("cpu", description="where torch computes; in a run, the scale sets it")
     seeds: list[NonNegativeInt] = Field(min_length=1, description="seeds of the stream's order and of the sampling")
 
 
@@ -73,7 +73,12 @@ MEASURES = {
 
 
 class Inputs(TargetAndDraft):
-    """A pair, the folder of the target's recorded answers, and the target's number type."""
+    """A pair, the folder of the target's recorded answers, and the target's number type.
+
+    **Fields:**
+    - `answers`: folder of the target's recorded answers
+    - `dtype`: number type of the target
+    """
 
     answers: Path
     dtype: Dtype = "float32"

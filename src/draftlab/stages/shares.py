@@ -49,7 +49,11 @@ MEASURES = {
 
 
 class Inputs(NoInputs):
-    """The requests, with their classes."""
+    """The requests, with their classes.
+
+    **Fields:**
+    - `prompts`: file of the requests with their classes
+    """
 
     prompts: Path
 

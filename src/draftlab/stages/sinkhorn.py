@@ -23,7 +23,7 @@ PEERS = ("optimal", "importance_truncated", "k_seq", "specinfer")
 class Settings(OnPairs):
     num_drafts: list[Count] = Field(min_length=1, description="numbers of drafted tokens of a position")
     draft_temperature: list[NotNegative] = Field(min_length=1, description="temperatures of the draft")
-    iterations: list[NonNegativeInt] = Field(min_length=1, description="numbers of Sinkhorn's iterations")
+    iterations: list[NonNegativeInt] = Field(min_length=1, description="numbers of Sinkhorn iterations")
     sharpness: list[NotNegative] = Field(
         min_length=1, description="values of s: Sinkhorn's kernel gives a token e^-s if it is not drafted, else 1"
     )

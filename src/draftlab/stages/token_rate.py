@@ -25,7 +25,7 @@ class Settings(Base):
     """Token rate = block efficiency / (draft + v(nodes) + selection), for several pairs, all with the block efficiency of ours."""
 
     profiles: list[str] = Field(
-        [], description="hardware profiles with known costs of the target's steps (draftlab load)"
+        [], description="names of hardware profiles, as for draftlab load, with known costs of the target's steps"
     )
     context: int = Field(256, ge=0, description="tokens before a block with these profiles")
 
@@ -51,7 +51,13 @@ MEASURES = {
 
 
 class Inputs(NoInputs):
-    """The tables of ``beyond_verifiers`` (blocks, selection), ``beyond_branches`` (verifying) and ``osd_latency_alpha`` (drafting)."""
+    """The tables of ``beyond_verifiers`` (blocks, selection), ``beyond_branches`` (verifying) and ``osd_latency_alpha`` (drafting).
+
+    **Fields:**
+    - `verifiers`: table of the experiment beyond_verifiers: tokens of a block, and the time of their selection
+    - `branches`: table of beyond_branches: the time of verifying
+    - `drafting`: table of osd_latency_alpha: the time of drafting
+    """
 
     verifiers: Path
     branches: Path

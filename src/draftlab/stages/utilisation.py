@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Settings(Base):
     tokens_per_request: float = Field(gt=0, description="tokens of a request")
     requests: float = Field(gt=0, description="requests of the trace")
-    days: float = Field(gt=0, description="days over which they are spread")
+    days: float = Field(gt=0, description="days over which these requests are spread")
     flops_per_token: float = Field(gt=0, description="FLOPs of the target for one token")
     hardware_flops: float = Field(gt=0, description="what the hardware can compute, in FLOP/s")
     draft_flops_per_token: float = Field(gt=0, description="FLOPs of the draft for one token")

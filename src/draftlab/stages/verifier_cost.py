@@ -72,7 +72,7 @@ class Settings(Base):
     rounds: Count = Field(
         40, description="timings of each verifier at batch 1; larger batches have half as many, at least 5"
     )
-    device: Device = Field("cpu", description="where torch computes; the scale sets it")
+    device: Device = Field("cpu", description="where torch computes; in a run, the scale sets it")
     seed: NonNegativeInt = Field(0, description="seed of the distributions, drafts and orders")
 
 
@@ -133,11 +133,8 @@ def run(settings: Settings, inputs: NoInputs, bench: Bench) -> tuple[pd.DataFram
     """Measure every size on the chosen device."""
     import torch
 
-    if settings.device == "cpu":
-        return measure(settings), {}
-    if not torch.cuda.is_available():
-        raise UserError("no GPU for device cuda", remedy="use device cpu, or a machine with a GPU")
-    return measure(settings), {"device": torch.cuda.get_device_name()}
+    rows = measure(settings)
+    return rows, {} if settings.device == "cpu" else {"device": torch.cuda.get_device_name()}
 
 
 def measure(settings: Settings) -> pd.DataFrame:
@@ -148,6 +145,8 @@ def measure(settings: Settings) -> pd.DataFrame:
     import pandas as pd
     import torch
 
+    if settings.device == "cuda" and not torch.cuda.is_available():
+        raise UserError("no GPU for device cuda", remedy="use device cpu, or a machine with a GPU")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     sizes = itertools.product(settings.vocabs, settings.filters, settings.num_drafts, settings.batches)
@@ -261,7 +260,11 @@ def _interleaved(
 
 
 def bench(settings: Flat[Settings], *, out: Path | None = None) -> None:
-    """Print what a decision costs with each verifier, on one thread with the verifiers interleaved; OUT also gets the table as CSV."""
+    """Print what a decision costs with each verifier, on one thread with the verifiers interleaved.
+
+    **Arguments:**
+    - `out`: a CSV file that gets the table too
+    """
     from draftlab.files.atomic import write_text
 
     rows = measure(settings)

@@ -60,8 +60,17 @@ def make_tokenizer(
 ) -> None:
     """Make the tokenizer that target and draft share: the target's own if it exists, else one trained on the prompts.
 
-    Before anything is trained, refuse a file of ASKED if no prompt in it leaves room for MAX_NEW_TOKENS in the target's context, or in
-    DRAFT_CONTEXT (0: any). CONTENT is the digest that the files of --model must have, without weights.
+    Before anything is trained, a file of --asked is refused if none of its prompts leaves room for an answer.
+
+    **Arguments:**
+    - `out`: the folder for the tokenizer
+    - `prompts`: files of prompts to train it on
+    - `asked`: files of prompts that the target will answer
+    - `draft_context`: context length of the draft, in tokens; 0: any
+    - `max_new_tokens`: most tokens of an answer
+    - `template`: how a prompt is written as text. vicuna_v1.1: as Vicuna reads it; vicuna_short: that without the system text; plain: as it is;
+      own: in the target's chat template; rendered: prompts are in it already
+    - `content`: the digest of the files of --model when the run began; if they have changed since, they are refused
     """
     with atomic_dir(out) as folder:
         if recipe.model:
@@ -92,9 +101,15 @@ def make_target(
     prompts: tuple[Path, ...] = (),
     content: str = "",
 ) -> None:
-    """Make the target: train it on reference answers to prompts in TEMPLATE, or fetch the one that --model names.
+    """Make the target: train it on reference answers, or fetch the one that --model names.
 
-    CONTENT is the digest that the files of --model must have.
+    **Arguments:**
+    - `tokenizer`: the folder of the tokenizer
+    - `template`: how a prompt is written as text. vicuna_v1.1: as Vicuna reads it; vicuna_short: that without the system text; plain: as it is;
+      own: in the target's chat template; rendered: prompts are in it already
+    - `out`: the folder for the target
+    - `prompts`: files of prompts with reference answers to train it on
+    - `content`: the digest of the files of --model when the run began; if they have changed since, they are refused
     """
     if recipe.model:
         hub.copy_model(recipe.model, out)
@@ -104,9 +119,9 @@ def make_target(
     examples = _answered(prompts, encoder, template)
     if not examples:
         raise UserError(
-            "no prompt has a reference answer",
-            file=prompts[0],
-            remedy="name a target that exists: --config target=FOLDER",
+            "no prompt has a reference answer" if prompts else "no prompts to train the target on",
+            file=prompts[0] if prompts else None,
+            remedy="name a target that exists (--model; in a run --config target=FOLDER), or give prompts with answers",
         )
     _train(_untrained(recipe, encoder.vocab_size), examples, encoder, recipe, out, "target")
 
@@ -124,8 +139,15 @@ def make_draft(
 ) -> None:
     """Make the draft: train it on reference answers, on public text where there are none, or fetch the one that --model names.
 
-    A design made from the ``target`` needs its folder. The tokens of a trimmed head are the most frequent tokens in the recorded
-    ``answers``, or in the text that the draft is trained on.
+    **Arguments:**
+    - `tokenizer`: the folder of the tokenizer
+    - `template`: how a prompt is written as text. vicuna_v1.1: as Vicuna reads it; vicuna_short: that without the system text; plain: as it is;
+      own: in the target's chat template; rendered: prompts are in it already
+    - `out`: the folder for the draft
+    - `prompts`: files of prompts with reference answers to train it on
+    - `target`: the folder of the target, for a design that is made from it
+    - `answers`: files of recorded answers, whose most frequent tokens a trimmed head keeps; without one, those of the text to train on
+    - `content`: the digest of the files of --model when the run began; if they have changed since, they are refused
     """
     encoder = load_tokenizer(tokenizer)
     if recipe.model:
@@ -172,7 +194,8 @@ def _train(
 ) -> None:
     kept = [example for example in examples if len(example.prompt) + len(example.answer) <= recipe.context]
     if not kept:
-        raise UserError(f"every document is longer than context {recipe.context}", remedy="raise context of this scale")
+        what = f"every text is longer than the context of {recipe.context} tokens"
+        raise UserError(what, remedy="raise --context; in a run, the context of the model in the scale")
     head = kept_by(model)
     order = list(_batches(kept, recipe.batch, recipe.steps, recipe.seed))
 

@@ -39,7 +39,7 @@ class Training(Settings):
     """Settings that offline and online distillation share."""
 
     dataset: Dataset = Field("", description="dataset whose requests and recorded answers are used")
-    pair: str = Field("main", description="the pair whose target and drafts are used")
+    pair: str = Field("main", description="the pair from which an experiment takes its target and drafts")
     draft: str = Field("draft", description="the draft: folder below models/")
     seed: NonNegativeInt = Field(0, description="seed of the random order and draws")
     temperature: float = Field(
@@ -63,10 +63,10 @@ class Training(Settings):
         False,
         description="keep a Llama's embedding fixed: with a large vocabulary it holds most of the weights that an update would touch",
     )
-    device: Device = Field("cpu", description="where torch computes; the scale sets it")
+    device: Device = Field("cpu", description="where torch computes; in a run, the scale sets it")
     autocast: bool = Field(
         False,
-        description="bfloat16 products over float32 weights, where the device is fast at them; the scale sets it",
+        description="bfloat16 products over float32 weights, where the device is fast at them; in a run, the scale sets it",
     )
 
     @property
@@ -85,7 +85,7 @@ class Offline(Training):
 
     sample_source: SampleSource = Field(
         "teacher",
-        description="who writes the answers to learn from; teacher: the target; student: the draft; mix: either, by request or token; none: no training",
+        description="who writes the answers to learn from. teacher: the target; student: the draft; mix_request, mix_token: one of them, drawn for each request or token; none: no training",
     )
     epochs: int = Field(ge=0, description="epochs of distillation")
     requests: int = Field(0, ge=0, description="requests of the stream to learn from; 0: all")
@@ -94,8 +94,8 @@ class Offline(Training):
         gt=0,
         description="requests answered at once if the draft takes part, which is then up to sample_batch / batch updates old",
     )
-    probes: int = Field(0, ge=0, description="measurements per epoch while training")
-    draft_lens: list[Count] = Field([], description="further draft lengths to measure")
+    probes: int = Field(0, ge=0, description="number of measurements per epoch while training")
+    draft_lens: list[Count] = Field([], description="further draft lengths to measure, in tokens")
     live: bool = Field(False, description="also decode the held-out requests with target and draft together, and count")
     timed: bool = Field(False, description="add the column learning_seconds of each measurement")
 
@@ -110,7 +110,7 @@ class Updates(Training):
 class Serving(Updates):
     """How a draft learns while it serves (OSD, Algorithm 1)."""
 
-    update_interval: int = Field(gt=0, description="requests between two updates, all learnt in the next")
+    update_interval: int = Field(gt=0, description="requests between two updates; the second learns from all of them")
     replay: int = Field(0, ge=0, description="older requests that an update learns from again")
     buffer: int = Field(0, ge=0, description="latest requests from which the replayed ones are drawn; 0: all")
 

@@ -103,7 +103,16 @@ def _kinds(proposals: Proposals, tokenizer: Tokenizer) -> list[dict[str, str]]:
 
 
 def write_view(*, before: Path, after: Path, answers: Path, dataset: str, draft_len: int, out: Path) -> None:
-    """Write the accepted and rejected tokens of one request with two drafts, BEFORE and AFTER, for the report."""
+    """Write the accepted and rejected tokens of one request with two drafts, for the report.
+
+    **Arguments:**
+    - `before`: the folder of the draft before distillation
+    - `after`: the folder of the draft after it
+    - `answers`: the folder of the target's recorded answers, to requests of one dataset
+    - `dataset`: the name of that dataset, for the report
+    - `draft_len`: tokens drafted per call of the target
+    - `out`: the JSON file to write
+    """
     drafts = load_model(before), load_model(after)
     view = token_view(*drafts, load_pass(answers), load_tokenizer(after), draft_len)
     write_json(out, {"dataset": dataset, **view})

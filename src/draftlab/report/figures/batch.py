@@ -111,12 +111,28 @@ def _published() -> published.Published:
 def draw_one(
     experiment: tyro.conf.Positional[str], *, table: Path, scale: plan.Scale, own_target: bool = False, out: Path
 ) -> None:
-    """Draw one experiment's table as OUT.pdf and OUT.png, format it as OUT.md, OUT.csv and OUT.tex, and print its finding."""
+    """Draw one experiment's table as OUT.pdf and OUT.png, format it as OUT.md, OUT.csv and OUT.tex, and print its finding.
+
+    **Arguments:**
+    - `experiment`: the name of the experiment
+    - `table`: its table
+    - `scale`: the scale of the run
+    - `own_target`: the run did not train its target, so that the target was not padded
+    - `out`: path of the files to write, without a suffix
+    """
     print(f"{out.with_suffix('.png')}: {draw(experiment, table, scale, out, own_target=own_target)}")
 
 
 def draw_changed(*, data: Path, scale: plan.Scale, out: Path, drawn: Path, processes: int = 1) -> None:
-    """Draw and format every table of a folder that changed, or whose figure's code changed, since DRAWN was written."""
+    """Draw and format every table of a folder that has changed since the last time, or whose figure's code has.
+
+    **Arguments:**
+    - `data`: the folder of the tables
+    - `scale`: the scale of the run
+    - `out`: the folder for the figures
+    - `drawn`: a JSON file of digests, by which the next call knows what has changed
+    - `processes`: number of processes that draw
+    """
     if processes < 1:
         raise UserError(f"processes is {processes}", remedy="give 1 or more")
     for name in draw_all(data, out, scale, drawn, processes):
