@@ -121,6 +121,70 @@ def test_panels_that_share_an_axis_share_its_ticks(known):
     assert figure.axes[0].get_xticks().tolist() == figure.axes[-1].get_xticks().tolist() == [0, 600, 1200]
 
 
+def test_panels_whose_settings_differ_share_their_axis(known):
+    """A panel with one of the settings once put it at the end of an axis of its own."""
+    rows = [{"panel": panel, "x": x} for panel, settings in {"a": [4, 8, 32], "b": [8]}.items() for x in settings]
+    table = pd.DataFrame(rows * 4).assign(request_id=[number for number in range(4) for _ in rows], good=1, all=2)
+    form = Curves(x="x", xlabel="{panel}", above="good", below="all", ylabel="share", panel="panel", log_x=True)
+    first, second = curve_figure(table, "laptop", known, form, {}).axes
+    assert first.get_xticks().tolist() == second.get_xticks().tolist() == [4, 8, 32]
+    assert first.get_xlim() == second.get_xlim()
+    assert (first.get_xlabel(), second.get_xlabel()) == ("a", "b")
+
+
+def test_less_than_a_decade_has_several_labels(known):
+    table = pd.DataFrame(
+        {"x": [2.3e12, 4.1e12, 9.2e12, 1.6e13] * 4, "request_id": [0, 1, 2, 3] * 4, "good": 1, "all": 2}
+    )
+    form = Curves(x="x", xlabel="FLOPs", above="good", below="all", ylabel="share", log_x=True)
+    figure = curve_figure(table, "laptop", known, form, {})
+    FigureCanvasAgg(figure).draw()
+    (ax,) = figure.axes
+    low, high = ax.get_xlim()
+    labels = [
+        label.get_text()
+        for label in ax.get_xticklabels(which="both")
+        if low <= label.get_position()[0] <= high and label.get_text()
+    ]
+    assert len(labels) > 1
+
+
+@pytest.mark.parametrize("width", [4.6, 7.0])
+def test_a_legend_has_the_room_that_it_takes(width):
+    """Matplotlib spreads labels evenly over the columns: seven over three are 3, 2 and 2."""
+    labels = [
+        "no draft",
+        "i.i.d. sequences",
+        "ceiling of all",
+        "branches after a trunk",
+        "top-k",
+        "static (Sequoia)",
+        "K-SEQ",
+    ]
+    figure, axes = style.panels(1, 1, width=width)
+    for label in labels:
+        axes[0, 0].plot([0, 1], [0, 1], label=label)
+    style.legend(figure, list(axes.flat))
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    (legend,) = figure.legends
+    box = legend.get_window_extent(canvas.get_renderer())
+    taken = 72 * box.width / figure.dpi
+    rows = -(-len(labels) // legend._ncols)
+    assert taken == pytest.approx(style._width(labels, rows), rel=0.04)
+    assert taken < 72 * width
+    assert 1 < rows < len(labels)
+
+
+def test_a_printed_rival_is_drawn(known):
+    table = tidy.read(ROOT / "paper_figures/laptop/data/beyond_resolution.csv.gz", "beyond_resolution")
+    panels = figures.figure("beyond_resolution", table, "laptop", known).axes
+    hollow = [
+        [x for line in ax.lines if line.get_markerfacecolor() == "none" for x in line.get_xdata()] for ax in panels
+    ]
+    assert hollow == [[5.27, 40.3, 70.75], [23.92], [34.94]]
+
+
 def test_marks_stand_on_their_own_lines(known):
     figure = figures.figure("mdss_quality", _table("mdss_quality"), "laptop", known)
     lines = [line for ax in figure.axes for line in ax.lines if len(line.get_xdata()) > 2]

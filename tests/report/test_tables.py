@@ -51,6 +51,15 @@ def test_bold_only_where_the_interval_carries_it(gap, bold):
     assert cells.loc[cells["best"], "method"].tolist() == bold
 
 
+def test_a_small_number_is_not_shown_as_0():
+    """Most numbers of a column may need few decimals; one that differs from 0 keeps as many as show it."""
+    rows = [("a", 0.0131, 0.0112, 0.0154), ("b", 0.000076, 0.000051, 0.000106), ("c", 0.0, -0.001, 0.001)]
+    cells = pd.DataFrame(rows, columns=["dataset", "estimate", "ci_low", "ci_high"]).assign(best=False)
+    page = tables.arrange(cells, Layout(rows=["dataset"]), HITS)
+    shown = ["0.0131 [0.0112, 0.0154]", "0.00008 [0.00005, 0.00011]", "0.0000 [-0.0010, 0.0010]"]
+    assert page.iloc[:, 1].tolist() == shown
+
+
 def test_a_stream_too_short_for_the_window_gives_an_empty_table(tmp_path):
     """A stream of one bin has nothing between 50 and 60 % of its length."""
     rows = TABLES["osd_shift_smooth"]()

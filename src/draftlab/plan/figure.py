@@ -79,7 +79,7 @@ class Curves(Settings):
 
     There is a line per value of ``series``, with known values or those of ``order`` first, and a panel per value of ``panel``. ``where`` selects
     rows as in a finding. ``level`` draws a horizontal line, which is dashed if it has a name. The footer names the ``held`` settings if they are
-    the same in every row, and ``facts``, which may have columns in braces. With ``rounded``, ``x`` is in whole thousands or millions.
+    the same in every row, and ``facts``. These and ``xlabel`` may have columns in braces. With ``rounded``, ``x`` is in whole thousands or millions.
     """
 
     x: str
@@ -193,7 +193,7 @@ class Figure(Settings):
     def texts(self) -> list[str]:
         """The texts that may name columns in braces."""
         [form] = (form for _, form in self if form is not None)
-        names = (getattr(form, key, None) for key in ("x", "series", "panel"))
+        names = (getattr(form, key, None) for key in ("x", "series", "panel", "xlabel"))
         return [*filter(None, names), *getattr(form, "facts", [])]
 
     @model_validator(mode="after")

@@ -201,7 +201,10 @@ def arrange(cells: pd.DataFrame, layout: Layout, measure: Measure, bold: Callabl
     numbers = cells[["estimate", "ci_low", "ci_high"]].to_numpy(float).tolist()
     intervals = [Interval(estimate, low, high, 0) for estimate, low, high in numbers]
     digits = digits_of(intervals, layout.digits)
-    texts = [_text(value, digits, bold if best else str) for value, best in zip(intervals, cells["best"], strict=True)]
+    texts = [
+        _text(value, _own_digits(value, digits), bold if best else str)
+        for value, best in zip(intervals, cells["best"], strict=True)
+    ]
     names = [str(measure)] * len(cells)
     if layout.columns:
         settings = tidy.records(cells[list(layout.columns)])
@@ -215,6 +218,13 @@ def arrange(cells: pd.DataFrame, layout: Layout, measure: Measure, bold: Callabl
     page.index.names = list(layout.rows)
     page.columns.name = None
     return page.reset_index()
+
+
+def _own_digits(value: Interval, digits: int) -> int:
+    """The decimals of one cell: more than the table's ``digits`` if they would hide that a small value differs from 0, or its interval."""
+    low, estimate, high = (round(number, digits) for number in (value.low, value.estimate, value.high))
+    hidden = estimate == 0 or (low == high and abs(estimate) < 10 ** (1 - digits))
+    return digits_of([value], digits) if hidden and (value.low > 0 or value.high < 0) else digits
 
 
 def _text(value: Interval, digits: int, bold: Callable[[str], str]) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter
+from matplotlib.ticker import LogFormatterSciNotation, LogLocator, NullFormatter
 from pandas.api.types import is_integer_dtype, is_string_dtype
 
 from draftlab.core.measure import Measure
@@ -81,13 +81,13 @@ def curve_figure(
         for ax, value in zip(axes[row], shown, strict=True):
             panel_estimates = estimates if panel is None else estimates[estimates[panel] == value]
             curves(ax, panel_estimates, x, series, order, apart)
-            _set_x_ticks(ax, panel_estimates, x, series, form.log_x, 2 if len(shown) > 4 else 1)
+            _set_x_ticks(ax, (estimates, panel_estimates), x, series, form.log_x, 2 if len(shown) > 4 else 1)
             if row == 0:
                 ax.set_title("" if value is None else name(value))
                 for printed in form.printed:
                     draw_printed(ax, published, printed, rows_of[value], order)
             if row == len(measures) - 1:
-                ax.set_xlabel(xlabel)
+                ax.set_xlabel(xlabel.format(**tidy.records(rows_of[value].iloc[[0]])[0]))
             if form.level is not None:
                 named = {"linestyle": "--", "linewidth": 1, "label": form.level_name} if form.level_name else {}
                 ax.axhline(form.level, **{"color": GREY, "linewidth": 0.6} | named)
@@ -128,19 +128,35 @@ def labelled(table: pd.DataFrame, keys: Iterable[str | None]) -> pd.DataFrame:
     return table
 
 
-def _set_x_ticks(ax: Axes, estimates: pd.DataFrame, x: str, series: str | None, log: bool, step: int) -> None:
-    """Put ticks at every ``step``-th value of ``x`` if there are few; a series with a single value is a level and does not count."""
-    if series and (curved := estimates.groupby(series)[x].transform("nunique") > 1).any():
-        estimates = estimates[curved]
-    values = sorted(estimates[x].unique())
+def _set_x_ticks(ax: Axes, choices: Sequence[pd.DataFrame], x: str, series: str | None, log: bool, step: int) -> None:
+    """Put ticks at every ``step``-th value of ``x``, and the ends of the axis at the first and last, if there are few values.
+
+    The values are those of the first of ``choices`` (all panels, or this one) that has few.
+    """
     if log:
         ax.set_xscale("log")
         ax.xaxis.set_minor_formatter(NullFormatter())
-    labels = [f"{value:g}" for value in values]
-    few = len(values) <= 3 or (len(values) <= 8 and (log or is_integer_dtype(estimates[x])))
-    if few and max(map(len, labels)) <= 5:
-        ax.set_xticks(values[::step], labels[::step])
-        ax.minorticks_off()
+    for estimates in choices:
+        values = _curved(estimates, x, series)
+        labels = [f"{value:g}" for value in values]
+        few = len(values) <= 3 or (len(values) <= 8 and (log or is_integer_dtype(estimates[x])))
+        if few and max(map(len, labels)) <= 5:
+            step = step if len(values) > 4 else 1
+            ax.set_xticks(values[::step], labels[::step])
+            ax.minorticks_off()
+            ax.dataLim.update_from_data_x([values[0], values[-1]], ignore=False)
+            ax.autoscale_view()
+            return
+    if log and values[-1] < 30 * values[0]:  # powers of ten alone would leave one label
+        ax.xaxis.set_minor_locator(LogLocator(subs=(2, 5)))
+        ax.xaxis.set_minor_formatter(LogFormatterSciNotation(minor_thresholds=(np.inf, np.inf)))
+
+
+def _curved(estimates: pd.DataFrame, x: str, series: str | None) -> list[float]:
+    """The distinct values of ``x``; a series with a single value is a level and does not count if others have several."""
+    if series and (curved := estimates.groupby(series)[x].transform("nunique") > 1).any():
+        estimates = estimates[curved]
+    return sorted(estimates[x].unique())
 
 
 def curves(ax: Axes, rows: pd.DataFrame, x: str, series: str | None, order: Sequence[str], apart: float = 0.0) -> None:
@@ -183,14 +199,14 @@ def live_figure(table: pd.DataFrame, scale: str, published: Published, form: Liv
         held=["dataset", "draft_temperature", "target_temperature", "draft_len"],
     )
     apart = 0.006 * (table[form.x].max() - table[form.x].min())
-    foot = partial(_draw_time_split, form.series) if timed else None
+    foot = partial(_draw_time_split, form) if timed else None
     return curve_figure(table, scale, published, curve, {}, foot=foot, apart=apart)
 
 
-def _draw_time_split(series: str, ax: Axes, rows: pd.DataFrame) -> None:
-    """Draw stacked bars of the microseconds per emitted token of each series, by part of the decoding loop."""
+def _draw_time_split(form: Live, ax: Axes, rows: pd.DataFrame) -> None:
+    """Draw stacked bars of the microseconds per emitted token of each series, over all values of ``x``, by part of the decoding loop."""
     parts = [part for part in PARTS if part in rows]  # in older tables selection includes the target's distributions
-    sums = rows.groupby(series, sort=False)[[*parts, "emitted"]].sum()
+    sums = rows.groupby(form.series, sort=False)[[*parts, "emitted"]].sum()
     sums = sums.loc[in_order(sums.index.tolist(), list(LOOKS))]
     left = np.zeros(len(sums))
     for part in parts:
@@ -199,5 +215,6 @@ def _draw_time_split(series: str, ax: Axes, rows: pd.DataFrame) -> None:
         ax.barh(range(len(sums)), width, left=left, color=colour, height=0.7, label=label)
         left += width
     ax.set_yticks(range(len(sums)), [name(value) for value in sums.index])
-    ax.set(xlabel="µs per token", ylim=(len(sums) - 0.5, -0.5))
+    several = rows.groupby(form.series)[form.x].nunique().max() > 1
+    ax.set(xlabel="µs per token, over all points above" if several else "µs per token", ylim=(len(sums) - 0.5, -0.5))
     ax.grid(visible=False, axis="y")

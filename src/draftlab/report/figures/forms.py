@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import textwrap
 from collections.abc import Mapping
 
 import numpy as np
@@ -17,7 +16,7 @@ from draftlab.report import tables, tidy
 from draftlab.report.figures.curves import curve_figure, live_figure
 from draftlab.report.figures.gaps import gap_figure
 from draftlab.report.figures.stream import stream_figure
-from draftlab.report.figures.style import EXACT, counted, footer, legend, look, marks, panels, seeds, setting
+from draftlab.report.figures.style import EXACT, counted, footer, legend, look, marks, panels, seeds, setting, wrap
 from draftlab.report.published import Published
 
 
@@ -56,7 +55,7 @@ def overview(experiment: str, table: pd.DataFrame, scale: str) -> Figure:
         places = [rows.index(tuple(cell)) for cell in line[list(layout.rows)].itertuples(index=False, name=None)]
         y = np.asarray(places) + 0.5 * ((number + 0.5) / len(series) - 0.5)
         marks(ax, line, y, look(values[0] if len(values) == 1 else label, number), label=label)
-    ax.set(xlabel=textwrap.fill(str(measure), 50), ylim=(len(rows) - 0.5, -0.5))
+    ax.set(xlabel=wrap(str(measure), 50), ylim=(len(rows) - 0.5, -0.5))
     names = [", ".join(map(setting, layout.rows, row)) for row in rows]
     ax.set_yticks(range(len(rows)), names)
     if len(series) > 1:

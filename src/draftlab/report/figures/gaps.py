@@ -64,6 +64,6 @@ def _draw_map(ax: Axes, gaps: Mapping[tuple[str, str], Interval], form: Gaps) ->
             colour = "white" if abs(gap.estimate) > 0.7 * form.span else INK
             ax.text(column, row, text, ha="center", va="center", fontsize=6, color=colour)
     ax.imshow(shown, cmap="PuOr", vmin=-form.span, vmax=form.span, aspect="auto", alpha=0.7)
-    ax.set_xticks(range(len(across)), list(map(name, across)), fontsize=6)
+    ax.set_xticks(range(len(across)), list(map(name, across)), fontsize=5.5)  # wider names would touch
     ax.set_yticks(range(len(down)), [name(value) for value in down])
     ax.grid(False)

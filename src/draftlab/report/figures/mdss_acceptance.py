@@ -46,6 +46,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
         ax.minorticks_off()
     axes[0, 0].set(ylabel="shortfall from the optimum")
     axes[0, 0].set_yscale("symlog", linthresh=1e-3)
+    axes[0, 0].margins(y=0.08)
     axes[1, 0].set_ylabel("acceptance")
     legend(figure, list(axes.flat))
     footer(

@@ -87,4 +87,4 @@ def _static_block_length(table: pd.DataFrame, inputs: str) -> float:
 
 
 def _pair_name(inputs: str) -> str:
-    return {"unrounded": "7B pair", "ours": "this run's pair"}.get(inputs, inputs)
+    return {"unrounded": "7B", "ours": "ours"}.get(inputs, inputs)

@@ -6,9 +6,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from draftlab.report.figures.style import (
-    BLUE,
+    LOOKS,
     NAMES,
-    Look,
     counted,
     diamonds,
     footer,
@@ -22,7 +21,6 @@ from draftlab.report.figures.style import (
 from draftlab.report.published import Published
 from draftlab.report.tidy import ratio_table
 
-OURS = Look("ours", BLUE)
 PRINTED = {  # sample source, loss -> the variant of the printed table
     ("none", "none"): "original",
     ("teacher", "hard_label"): "ft",
@@ -51,8 +49,8 @@ def draw(
             printed = published.of("T1.alpha_offline", pair=pair, dataset=dataset, variant=PRINTED.get(variant, ""))
             diamonds(ax, printed["value"], [place] * len(printed), f"printed, {printed_name}", mew=0.9, ms=5)
             if variant in rows.index:
-                marks(ax, rows.loc[[variant]], place, OURS, ms=3, capsize=2, elinewidth=1)
-        ax.set(title=name(dataset), xlabel="alpha", xlim=(0, 1), ylim=(len(variants) - 0.5, -0.5))
+                marks(ax, rows.loc[[variant]], place, LOOKS["ours"], ms=3, capsize=2, elinewidth=1)
+        ax.set(title=name(dataset), xlabel="alpha", xlim=(-0.02, 1), ylim=(len(variants) - 0.5, -0.5))
         ax.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "", "0.5", "", "1"])
         ax.set_yticks(range(len(variants)), [_label(*variant) for variant in variants])
     legend(figure, axes[0])

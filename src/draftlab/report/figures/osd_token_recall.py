@@ -57,6 +57,6 @@ def _draw_tokens(ax: Axes, common: pd.DataFrame) -> None:
     largest = _gains_in_recall(common)[:SHOWN]
     ax.barh(range(len(largest)), largest, color=PALE)
     for place, text in enumerate(largest.index):
-        ax.text(0.02, place, repr(text), fontsize=5.5, va="center", parse_math=False)
+        ax.text(0.02, place, repr(text), fontsize=5.5, va="center_baseline", parse_math=False)
     ax.set(xlabel="gain in recall", xlim=(0, 1), ylim=(SHOWN - 0.4, -0.6), xticks=[0, 0.5, 1], yticks=[])
     ax.grid(visible=False, axis="y")

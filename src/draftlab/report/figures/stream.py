@@ -41,7 +41,7 @@ def stream_figure(table: pd.DataFrame, scale: str, published: Published, form: S
         for printed in form.printed:
             draw_printed(axes[1, column], published, printed, rows, length=form.lengths.get(str(value), 0))
         if has_printed:
-            axes[1, column].locator_params(axis="x", nbins=4)
+            axes[1, column].xaxis.set_major_locator(MaxNLocator(5 if len(shown) == 1 else 4, steps=[1, 2, 5, 10]))
             axes[1, column].xaxis.set_major_formatter(_in_thousands)  # printed streams are long
         axes[-1, column].set_xlabel("requests")
     axes[0, 0].set(ylabel="alpha, ours" if has_printed else "alpha", ylim=(0, 1), xlim=(0, None))

@@ -20,6 +20,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_pdf import FigureCanvasPdf
 from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
+from matplotlib.textpath import TextToPath
 from numpy.typing import ArrayLike
 from PIL import Image
 
@@ -30,6 +32,8 @@ WIDE = 7.0  # inches: the text width of a two-column paper
 COLUMN = 3.4
 DPI = 200
 COLOURS = 128
+BETWEEN = 1.4
+"""The space between two columns of a legend, in sizes of its letters."""
 HELD = "\N{NO-BREAK SPACE}"
 EXACT = "exact: no n, no interval"
 TITLE: dict[str, Any] = {"size": 9}  # not bold: each font in a PDF costs a third of a second
@@ -109,16 +113,22 @@ def legend(figure: Figure, axes: Sequence[Axes]) -> None:
     for ax in axes:
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle[0] if isinstance(handle, ErrorbarContainer) else handle)
-    labels, room = list(handles), 19 * figure.get_figwidth()
+    labels, room = list(handles), 71 * figure.get_figwidth()  # points: an inch has 72
     rows = next(rows for rows in range(1, len(labels) + 1) if _width(labels, rows) <= room or rows == len(labels))
     columns = -(-len(labels) // rows)
-    figure.legend(list(handles.values()), labels, loc="outside upper center", ncols=columns, columnspacing=1.4)
+    figure.legend(list(handles.values()), labels, loc="outside upper center", ncols=columns, columnspacing=BETWEEN)
 
 
-def _width(labels: Sequence[str], rows: int) -> int:
-    """The width of a legend with this many rows, in letters."""
-    columns = [labels[start : start + rows] for start in range(0, len(labels), rows)]
-    return sum(7 + max(map(len, column)) for column in columns)
+def _width(labels: Sequence[str], rows: int) -> float:
+    """The width of a legend with this many rows, in points."""
+    columns = np.array_split(np.array(labels), -(-len(labels) // rows))  # as matplotlib fills them
+    font = FontProperties(size=mpl.rcParams["legend.fontsize"])
+    of_text = TextToPath().get_text_width_height_descent
+    widest = [max(of_text(str(label), font, ismath=False)[0] for label in column) for column in columns]
+    handle = mpl.rcParams["legend.handlelength"] + mpl.rcParams["legend.handletextpad"]
+    edges = 2 * (mpl.rcParams["legend.borderpad"] + mpl.rcParams["legend.borderaxespad"])
+    letters = len(columns) * (handle + BETWEEN) - BETWEEN + edges
+    return float(sum(widest) + letters * font.get_size_in_points())
 
 
 def footer(figure: Figure, scale: str, *facts: str) -> None:
