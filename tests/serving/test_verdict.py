@@ -184,13 +184,13 @@ def test_costs_are_those_of_the_nearest_context_and_none_is_a_gain():
 
 
 def test_costs_of_a_profile_are_in_its_plain_steps(tmp_path: Path):
-    """A step takes 2 ms around 10 ms, and 16 for nine tokens; a draft with half of the weights takes 5."""
-    profile = COSTS.profile
-    target = profile.target.model_copy(update={"tokens": {1: 10.0, 9: 16.0}})
-    save(profile.model_copy(update={"target": target, "draft": None, "overhead": 2.0}), tmp_path / "p.yaml")
+    """A step takes 2 ms around 10 ms, and 16 for nine tokens; a draft with half of the weights takes 5, and a block 3 more around its calls."""
+    target = COSTS.profile.target.model_copy(update={"tokens": {1: 10.0, 9: 16.0}})
+    changes = {"target": target, "draft": None, "overhead": 2.0, "per_block": 3.0}
+    save(COSTS.profile.model_copy(update=changes), tmp_path / "p.yaml")
     costs = from_profile(str(tmp_path / "p.yaml"), 100, 0.5)
     assert costs.seconds == pytest.approx(0.012)
-    assert costs.block(8) == pytest.approx((18 + 8 * 5) / 12)
+    assert costs.block(8) == pytest.approx((18 + 8 * 5 + 3) / 12)
 
 
 def test_costs_that_drift_between_moments_widen_the_interval():

@@ -129,5 +129,6 @@ def from_profile(name: str, context: float, ratio: float) -> BlockCosts:
     verify = [(profile.overhead + profile.target.step(n, n, 1, context)) / plain for n in range(1, LONGEST + 2)]
     step = profile.draft.step(1, 1, 1, context) / plain
     steps, free = np.full((DRAWS + 1, LONGEST), step), np.zeros((DRAWS + 1, LONGEST))
+    loop = np.full((DRAWS + 1, LONGEST), profile.per_block / plain)
     source = f"profile {profile.name}: {profile.model} on {profile.hardware}, a draft at {step:.3f} of its step"
-    return BlockCosts(steps, np.tile(verify, (DRAWS + 1, 1)), free, free, free, free, source, plain / 1e3, profile)
+    return BlockCosts(steps, np.tile(verify, (DRAWS + 1, 1)), free, free, loop, free, source, plain / 1e3, profile)
