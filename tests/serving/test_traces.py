@@ -68,6 +68,7 @@ def test_what_cannot_be_read_is_left_out_and_counted(tmp_path: Path) -> None:
     [
         ("", "no usable request: it is empty"),
         ('{"a": 1}\n', "t.jsonl:1: no known columns"),
+        ('cut off"}\n\n{"a": 1}\n', "t.jsonl:3: no known columns"),
         ('{"timestamp": 5, "input_length": 5, "output_length": 5}\n{"timestamp": 4, "input_length": 5, "output_length": 5}\n',
          "t.jsonl:2: comes 0.001 s before the request above it"),
     ],

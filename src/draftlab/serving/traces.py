@@ -81,13 +81,13 @@ FORMATS = {
 """Mooncake and Qwen-Bailian name their columns alike; rows of Qwen-Bailian have a ``chat_id``, and seconds in place of milliseconds."""
 
 
-def _format_of(row: Mapping[str, Any], path: Path) -> str:
+def _format_of(row: Mapping[str, Any], path: Path, line: int) -> str:
     for name, columns in FORMATS.items():
         needed = {columns.arrived, columns.prompt, columns.output}
         if needed <= row.keys() and (name != "qwen-bailian" or "chat_id" in row):
             return name
     known = "; ".join(f"{n}: {c.arrived}, {c.prompt}, {c.output}" for n, c in FORMATS.items())
-    raise UserError("no known columns of a trace", file=path, line=1, remedy=f"name them as one of {known}")
+    raise UserError("no known columns of a trace", file=path, line=line, remedy=f"name them as one of {known}")
 
 
 def rows(path: Path) -> Iterator[tuple[int, Any]]:
@@ -97,7 +97,7 @@ def rows(path: Path) -> Iterator[tuple[int, Any]]:
             binary: Any = gzip.GzipFile(fileobj=raw) if raw.peek(2)[:2] == b"\x1f\x8b" else raw
             # In a table, one cell is a broken row, too.
             lines = ((line or b"too long\n").decode("utf-8-sig", "replace") for line in bounded_lines(binary))
-            if path.name.removesuffix(".gz").endswith(".csv"):
+            if _is_table(path):
                 csv.field_size_limit(LONGEST)
                 table = csv.reader(lines)
                 names = [name.strip() for name in next(table, [])]
@@ -112,6 +112,11 @@ def rows(path: Path) -> Iterator[tuple[int, Any]]:
         raise UserError("no such file", file=path, remedy="check the path") from None
     except (EOFError, gzip.BadGzipFile, zlib.error, csv.Error) as error:
         raise UserError(f"broken: {error}", file=path, remedy="fetch the file again") from None
+
+
+def _is_table(path: Path) -> bool:
+    """Whether the first line of a file names its columns."""
+    return path.name.removesuffix(".gz").endswith(".csv")
 
 
 def _object(line: str) -> Any:
@@ -145,7 +150,7 @@ def read_trace(path: Path, *, limit: int = 0) -> Arrivals:
         usage = unwrapped(row).get("usage")
         row = {**(usage if isinstance(usage, dict) else {}), **row}
         row = {name.removesuffix("(s)").strip(): value for name, value in row.items()}
-        columns = columns or FORMATS[_format_of(row, path)]
+        columns = columns or FORMATS[_format_of(row, path, 1 if _is_table(path) else line)]
         try:
             at = _seconds(row.get(columns.arrived), columns.unit)
             # An array of integers refuses a number that is too large.
