@@ -30,6 +30,7 @@ from draftlab.report import card
 from draftlab.report.verdict_command import VerdictSettings, alone, commands, judge_run, lines, page, run
 from draftlab.serving import costs as block_costs
 from draftlab.serving import verdict
+from draftlab.serving.acceptance import AcceptanceCurves
 from draftlab.serving.costs import BlockCosts, from_probes, from_profile
 from draftlab.serving.load import TOO_LARGE
 from draftlab.serving.monitor import read_promise
@@ -344,8 +345,9 @@ def test_few_conversations_are_not_enough():
     known = decide(table(0.9).assign(conversation=lambda rows: rows["request_id"] // 6))
     assert known.verdict == "yes"
     assert "60 held-out requests of 10 conversations" in verdict.lines(known)[2]
-    unknown = decide(table(0.9).assign(conversation=lambda rows: rows["request_id"] // 7))
+    unknown = decide(table(0.9).assign(conversation=lambda rows: rows["request_id"] // 7), rate=1.0)
     assert unknown.verdict == "not yet known"
+    assert unknown.load_verdict is None
     assert "requests of 9 conversations; 10 are needed" in unknown.sentence
     assert "60 held-out requests;" in verdict.lines(decide(table(0.9)))[2]
 
@@ -424,6 +426,34 @@ def test_the_interval_under_load_comes_from_all_simulations(monkeypatch: pytest.
     assert all(
         at.speedup.low < draws.min() <= draws.max() < at.speedup.high for at, draws in zip(loads, seen, strict=True)
     )
+
+
+def test_the_simulated_requests_are_those_of_whole_conversations(monkeypatch: pytest.MonkeyPatch):
+    """Six neighbours are nearly alike, so the mean of what is drawn varies sqrt(6) times as much."""
+    drawn: list[float] = []
+
+    def sweep(
+        arrivals: Arrivals,
+        rates: list[float],
+        profile: object,
+        acceptance: AcceptanceCurves,
+        *_: object,
+        **more: object,
+    ) -> pd.DataFrame:
+        drawn.append(float(acceptance.survival[:, 0].mean()))
+        return pd.DataFrame([(0, rate, 1.0) for rate in rates] + [(1, rate, 2.0) for rate in rates]).set_axis(
+            ["draft_len", "rate", "speedup"], axis=1
+        )
+
+    monkeypatch.setattr(verdict, "LOADS", 200)
+    monkeypatch.setattr(verdict, "sweep", sweep)
+    rows = table(0.6, spread=0.3)
+    found, spreads = verdict.judge("distilled", rows, COSTS), []
+    for numbers in (rows["request_id"], rows["request_id"] // 6):
+        verdict.under_load(rows.assign(conversation=numbers), found, COSTS, 1.0, None)
+        spreads.append(np.std(drawn[1:]))
+        drawn.clear()
+    assert 2.1 < spreads[1] / spreads[0] < 2.8
 
 
 @pytest.mark.parametrize("trace", [False, True])

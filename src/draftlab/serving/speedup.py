@@ -47,6 +47,13 @@ def conversations(rows: pd.DataFrame) -> int:
     return int(_conversation(rows).max(initial=-1)) + 1
 
 
+def drawn_again(rows: pd.DataFrame, rng: np.random.Generator) -> Int64[np.ndarray, " drawn"]:
+    """The places of the requests of as many conversations as ``rows`` has, drawn with replacement."""
+    unit = _conversation(rows)
+    units = int(unit.max()) + 1
+    return np.concatenate([np.flatnonzero(unit == drawn) for drawn in rng.choice(units, units)])
+
+
 def range_of(draws: Float64[np.ndarray, " draws"]) -> Range:
     """The first draw is the estimate, and the others give its 95 % interval."""
     low, high = np.quantile(draws[1:], [0.025, 0.975])

@@ -23,6 +23,7 @@ from draftlab.serving.speedup import (
     break_even,
     ceiling,
     conversations,
+    drawn_again,
     outcome,
     range_of,
     ratio,
@@ -268,9 +269,9 @@ def under_load(
         """The speed-up of each draft length (rows) at each rate (columns)."""
         progress(f"simulating {NAMES[option.name]} under load, {seed + 1} of at most {LOADS}")
         rng = np.random.default_rng(seed)
-        log = rng.choice(count, count) if seed else np.arange(count)
+        log = drawn_again(replayed, rng) if seed else np.arange(count)
         acceptance = replace(from_alpha(alphas[log].tolist()), tokens=outputs[log].astype(float))
-        own = traces.Arrivals(np.zeros(count), prompts[log], outputs[log], {}, np.arange(count))
+        own = traces.Arrivals(np.zeros(len(log)), prompts[log], outputs[log], {}, np.arange(len(log)))
         arrivals = requests if trace else traces.poisson(fitting(own, profile), ARRIVALS, 1.0, rng)
         table = sweep(arrivals, rates, profile, acceptance, Goal(), seed=seed, draft_lens=draft_lens, share=share)
         return table.pivot_table(index="draft_len", columns="rate", values="speedup")
@@ -330,7 +331,7 @@ def decide(
     ranked = sorted(options, key=lambda option: -option.speedup.estimate)
     good = [option for option in ranked if option.verdict == "yes"]
     load = {}
-    if (rate or trace) and options[0].requests >= ENOUGH:
+    if (rate or trace) and not too_few(held_out):
         # The simulated server drafts as many tokens in every block.
         fixed_length = [option for option in ranked if not option.threshold]
         load = {option.name: under_load(rows, option, costs, rate, trace, progress) for option in fixed_length[:2]}
