@@ -16,6 +16,7 @@ from draftlab.core.sampling import (
     check_probs,
     draft_tokens,
     draw,
+    most_probable,
     restrict,
     restrict_pair,
     to_probs,
@@ -77,6 +78,8 @@ def test_bad_logits_say_where(bad: float) -> None:
     logits[1, 2] = bad
     with pytest.raises(UserError, match=r"logits\[1\]"):
         to_probs(logits, Sampling())
+    with pytest.raises(UserError, match=r"logits\[1\]"):
+        most_probable(logits)
 
 
 @pytest.mark.parametrize("settings", [{"temperature": -1.0}, {"temperature": torch.inf}, {"top_k": 0}, {"top_p": 0.0}])

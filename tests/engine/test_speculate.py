@@ -411,6 +411,21 @@ def test_bad_input_is_refused(change: dict[str, object], message: str) -> None:
         decode([[1, 2], [1, 2, 3, 4]], **change)
 
 
+def test_a_model_whose_numbers_overflow_is_refused_at_temperature_0_too() -> None:
+    """Of NaN logits ``argmax`` makes the token of the first NaN, which target and draft would agree on."""
+    broken = make(3)
+    with torch.no_grad():
+        broken.head[7] = torch.inf
+    with pytest.raises(UserError, match="logits"):
+        generate(broken, PROMPTS[:2], max_new_tokens=3, eos_ids=())
+    for drafts, verifier in (([DRAFT], "single"), ([DRAFT, near(DRAFT, 0.1)], "specinfer")):
+        with pytest.raises(UserError, match="logits"):
+            decode(target=broken, draft=drafts, num_drafts=len(drafts), verifier=verifier)
+    recorded = record(TARGET, REQUESTS[:2], max_new_tokens=3, eos_ids=())
+    with pytest.raises(UserError, match="logits"):
+        replay(broken, recorded, 2)
+
+
 def test_different_vocabularies_and_contexts_are_refused() -> None:
     with pytest.raises(UserError, match=r"different vocabularies \(40 and 41 tokens\)"):
         decode([[1, 2]], draft=make(1, vocab=41))

@@ -65,8 +65,7 @@ def to_probs(logits: Float[Tensor, "*batch vocab"], sampling: Sampling) -> Float
     The nucleus is the smallest set of most probable tokens whose mass is at least ``top_p``. NaN or +inf logits are a ``UserError``.
     """
     highest, best = logits.max(-1, keepdim=True)
-    broken = ~highest.isfinite()[..., 0]
-    _refuse(broken, "logits", "hold NaN, +inf or no finite value", "check the model and its dtype")
+    _refuse_broken(highest)
     if sampling.temperature == 0:
         return torch.zeros(logits.shape, dtype=torch.float64, device=logits.device).scatter_(-1, best, 1.0)
     # Subtract the maximum before the division, so that a tiny temperature does not overflow.
@@ -74,6 +73,17 @@ def to_probs(logits: Float[Tensor, "*batch vocab"], sampling: Sampling) -> Float
     if sampling.top_k is None and sampling.top_p == 1:
         return probs
     return _truncate(probs, min(sampling.top_k or probs.shape[-1], probs.shape[-1]), sampling.top_p)
+
+
+def most_probable(logits: Float[Tensor, "*batch vocab"]) -> Int64[Tensor, "*batch"]:
+    """The most probable token; NaN or +inf logits are a ``UserError``, because ``argmax`` would return the place of a NaN."""
+    best = logits.argmax(-1)
+    _refuse_broken(logits.gather(-1, best[..., None]))
+    return best
+
+
+def _refuse_broken(highest: Float[Tensor, "*batch 1"]) -> None:
+    _refuse(~highest.isfinite()[..., 0], "logits", "hold NaN, +inf or no finite value", "check the model and its dtype")
 
 
 def _truncate(probs: Float64[Tensor, "*batch vocab"], top_k: int, top_p: float) -> Float64[Tensor, "*batch vocab"]:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Generator, Tensor
 
-from draftlab.core.sampling import Sampling, draw, to_probs
+from draftlab.core.sampling import Sampling, draw, most_probable, to_probs
 from draftlab.engine.loop import close_gaps
 from draftlab.errors import UserError
 from draftlab.models import Decodable
@@ -68,7 +68,7 @@ def _choose(
     logits: Float[Tensor, "batch vocab"], sampling: Sampling, generator: Generator | None
 ) -> Int64[Tensor, " batch"]:
     if sampling.temperature == 0:
-        return logits.argmax(-1)
+        return most_probable(logits)
     if generator is None:
         raise UserError("sampling without a generator", remedy="pass a seeded torch.Generator")
     return draw(to_probs(logits, sampling), 1, generator)[:, 0]

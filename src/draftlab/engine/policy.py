@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Generator, Tensor
 
-from draftlab.core.sampling import DISTINCT, Drafting, Sampling, to_probs
+from draftlab.core.sampling import DISTINCT, Drafting, Sampling, most_probable, to_probs
 from draftlab.core.tree import Tree
 from draftlab.core.verify.path import PathVerifier, single_path
 from draftlab.core.verify.sequence import verify_sequences
@@ -176,14 +176,14 @@ def _verify_greedy(
     tokens: Int64[Tensor, "batch drafts length"], logits: Float[Tensor, "batch drafts positions vocab"]
 ) -> Verification:
     """Accept each token that is the target's most probable one; of several sequences, the one that agrees longest."""
-    path = [0] * len(tokens)
+    path, chosen = [0] * len(tokens), most_probable(logits)
     if tokens.shape[1] > 1:
-        agreement = (tokens == logits[:, :, :-1].argmax(-1)).long().cumprod(-1).sum(-1)
+        agreement = (tokens == chosen[:, :, :-1]).long().cumprod(-1).sum(-1)
         path = agreement.argmax(-1).tolist()
         rows = torch.arange(len(tokens), device=tokens.device)
-        tokens, logits = tokens[rows, path][:, None], logits[rows, path][:, None]
+        tokens, chosen = tokens[rows, path][:, None], chosen[rows, path][:, None]
     length = tokens.shape[-1]
-    both = torch.cat([tokens[:, 0], logits[:, 0].argmax(-1)], -1).tolist()  # one transfer from the device
+    both = torch.cat([tokens[:, 0], chosen[:, 0]], -1).tolist()  # one transfer from the device
     drafted, best = [row[:length] for row in both], [row[length:] for row in both]
     agrees = [[float(a == b) for a, b in zip(*pair, strict=False)] for pair in zip(drafted, best, strict=True)]
     accepted = [flags.index(0.0) if 0.0 in flags else length for flags in agrees]

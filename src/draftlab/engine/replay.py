@@ -25,7 +25,7 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int, Int64
 from torch import Tensor
 
-from draftlab.core.sampling import Sampling, to_probs
+from draftlab.core.sampling import Sampling, most_probable, to_probs
 from draftlab.core.tree import Tree
 from draftlab.engine.recording import TargetPass
 from draftlab.errors import UserError
@@ -85,7 +85,7 @@ def agreement(
     """
     draft_sampling = draft_sampling or sampling
     if sampling.temperature == draft_sampling.temperature == 0:
-        flags = (draft_logits.argmax(-1) == tokens).double().cpu().numpy()
+        flags = (most_probable(draft_logits) == tokens).double().cpu().numpy()
         return Agreement(list(lengths), flags, flags, flags)
     draft = to_probs(draft_logits, draft_sampling)
     if sampling.temperature == 0:
