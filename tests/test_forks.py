@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -117,6 +118,21 @@ def test_without_a_listener_or_with_threads_the_command_itself_runs(place: Path,
     env = os.environ | fork_client.ALONE | {"MKL_NUM_THREADS": threads, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     command = [sys.executable, "-IS", fork_client.__file__, where, "say", "a b"]
     assert subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout == "itself say a b\n"
+
+
+def test_the_streams_of_a_client_that_was_killed_while_it_asked_are_closed(tmp_path: Path) -> None:
+    listener, client = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
+    reading, writing = os.pipe()
+    with listener, client, open(reading, "rb") as reader:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen()
+        client.connect(str(tmp_path / "s"))
+        socket.send_fds(client, [(100).to_bytes(8, "big")], [writing] * 3)
+        client.close()
+        os.close(writing)
+        assert forks.receive(listener) is None
+        os.set_blocking(reading, False)
+        assert reader.read() == b"", "the end of the stream, not None: nothing yet"
 
 
 def test_the_listener_ends_with_the_process_that_started_it(tmp_path: Path) -> None:

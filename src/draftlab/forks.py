@@ -115,12 +115,15 @@ def serve(place: str, parent: int) -> None:
 def receive(listener: socket.socket) -> tuple[socket.socket, list[int], dict[str, Any]] | None:
     """Accept a client: its connection, streams and request; None if it was killed while it sent them."""
     connection, _ = listener.accept()
+    streams: list[int] = []
     try:
         size, streams, _, _ = socket.recv_fds(connection, 8, 3)
         with connection.makefile("rb") as file:
             return connection, streams, json.loads(file.read(int.from_bytes(size, "big")))
     except (OSError, ValueError):
         connection.close()
+        for stream in streams:  # who reads them waits for their end
+            os.close(stream)
         return None
 
 
