@@ -389,6 +389,19 @@ def test_texts_are_written_once_for_all_schemes_of_a_target() -> None:
     assert decoded - replayed == pytest.approx(drafting(card, *sizes, pair.answers.dtype, *shape))  # type: ignore[operator]
 
 
+def test_answers_to_the_requests_of_several_updates_are_written_together() -> None:
+    planned, card = run(experiments="osd_offline"), GPUS["a100-80"]
+    cell = next(iter(planned.cells("osd_offline").values()))
+    student = next(v.settings for v in cell if v.settings.sample_source == "student")
+    few = student.model_copy(update={"batch": 8, "micro_batch": 8})
+    apart, together, odd = (
+        hours.of_variant(planned, few.model_copy(update={"sample_batch": rows}), card, 256) or 0.0
+        for rows in (8, 32, 39)
+    )
+    assert together < 0.7 * apart
+    assert odd == together, "whole updates"
+
+
 def test_counting_tokens_takes_as_long_as_distilling_and_measuring_twice() -> None:
     planned, card = run(experiments="osd_token_recall,osd_epochs"), GPUS["a100-80"]
     (one, *_), (other, *_) = (

@@ -253,7 +253,8 @@ def _offline(run: Run, settings: Offline, card: Card, prompt: int, target: Sizes
     count = count if settings.loss != "none" else 0
     total = _distilling(run, settings, card, prompt, draft, count, 1 + settings.probes * settings.epochs)
     if count and settings.sample_source not in RECORDED:
-        at_once = min(settings.sample_batch, settings.batch)
+        # Those of several updates, if they fit together (train.learning).
+        at_once = min(settings.sample_batch, max(1, settings.sample_batch // settings.batch) * settings.batch)
         if settings.sample_source == "mix_request":  # the target's half of the answers is recorded
             count, at_once = math.ceil(count / 2), math.ceil(at_once / 2)
         total += answering(card, draft, "float32", count, at_once, prompt, new)
