@@ -705,6 +705,14 @@ def test_what_a_run_was_given_plans_it_again(tmp_path):
     assert plan.load_run({}, WORKFLOW).given == ["scale=laptop"]
 
 
+def test_a_run_may_have_the_name_of_a_folder_in_it():
+    for name in ("cells", "mine"):
+        run = plan.load_run({"scale": "smoke", "name": name}, WORKFLOW)
+        assert f"results/{name}/main/models/draft/config.json" in run.reads("osd_offline", "gsm8k")
+        distilled = f"results/{name}/cells/osd_offline/gsm8k/rows.csv"
+        assert distilled in run.reads("osd_latency_dataset", "gsm8k")
+
+
 def test_arguments_are_read_as_snakemake_reads_them():
     given = ["scale=smoke", "name=2026-11-24", "show_tokens=false", "answers={max_new_tokens: 8}", "template="]
     run = plan.run.run_of(given)

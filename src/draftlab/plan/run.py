@@ -197,7 +197,8 @@ class Run(Settings):
 
 def made_with(model: Path) -> Path:
     """The file that exists once a model does; for a draft that a cell distilled, the table of that cell."""
-    return model.parent / "rows.csv" if "cells" in model.parts else model / "config.json"
+    is_of_cell = model.parts[2:3] == ("cells",)  # below results/NAME
+    return model.parent / "rows.csv" if is_of_cell else model / "config.json"
 
 
 def load_run(config: Mapping[str, Any], workflow: Path) -> Run:
