@@ -277,6 +277,27 @@ def test_scheduled_decoding_does_all_work_and_follows_the_schedule(files: dict[s
         assert 0 < run.verify_seconds < run.seconds
 
 
+def test_a_block_that_the_target_would_end_elsewhere_is_a_disagreement() -> None:
+    """Another writer changed some tokens of the target's text."""
+    target, draft, lengths = bigram(3, 0), bigram(3, 1), [3, 0, 2, 3, 1, 0, 3, 1, 0, 2]
+    text = continue_text(target, [0, 1, 2, 0, 1], 35)
+    for place, change in ((7, 1), (14, 1), (18, 2), (26, 2)):
+        text[place] = (text[place] + change) % 3
+    resume(target, text[:4])
+    resume(draft, text[:4])
+    run = decode_scheduled(target, draft, text, 5, lengths, 3)
+    best, at, disagreements = target.table.argmax(-1).tolist(), 5, 0
+    seen: set[tuple[bool, bool]] = set()
+    for length in lengths:
+        is_kept = [best[text[at + place - 1]] == text[at + place] for place in range(length)]
+        chooses_wrong = length < 3 and best[text[at + length - 1]] == (text[at + length] + 1) % 3
+        disagreements += chooses_wrong or not all(is_kept)
+        seen |= {(chooses_wrong, all(is_kept))}
+        at += length + 1
+    assert seen >= {(False, True), (False, False), (True, True)}, "agrees, ends earlier, goes on"
+    assert run.disagreements == disagreements
+
+
 SETTINGS = latency_alpha.Settings(
     alpha=[0.5, 0.8], draft_len=[2, 4], inflated_layers=0, inflated_ffn=0, blocks=3, rounds=2
 )

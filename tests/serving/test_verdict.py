@@ -35,9 +35,9 @@ from draftlab.serving.costs import BlockCosts, from_probes, from_profile
 from draftlab.serving.load import TOO_LARGE
 from draftlab.serving.monitor import read_promise
 from draftlab.serving.profiles import save
-from draftlab.serving.speedup import around_mean, break_even, range_of, speedup
+from draftlab.serving.speedup import around_mean, break_even, outcome, range_of, speedup
 from draftlab.serving.traces import Arrivals
-from draftlab.serving.verdict_format import NAMES, Option, Verdict
+from draftlab.serving.verdict_format import NAMES, Option, Range, Verdict
 from draftlab.train.replay_log import distil
 from draftlab.train.settings import ReplayLog
 from tests.pair import make_results, run_cell
@@ -329,6 +329,20 @@ def test_the_interval_is_for_requests_to_come():
 def test_an_interval_leaves_out_a_fortieth_at_each_end():
     found = range_of(np.array([7.0, *range(1001)]))
     assert (found.estimate, found.low, found.high) == (7, 25, 975)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "said"),
+    [
+        (1, 1.2, "not yet known"),
+        (0.8, 1, "not yet known"),
+        (1, 1, "not yet known"),
+        (1.01, 1.2, "yes"),
+        (0.8, 0.99, "no"),
+    ],
+)
+def test_an_interval_that_ends_at_1_gives_no_answer(low: float, high: float, said: str):
+    assert outcome(Range(estimate=(low + high) / 2, low=low, high=high), table(0.6).query("draft_len == 3")) == said
 
 
 def test_requests_of_one_conversation_are_drawn_together():

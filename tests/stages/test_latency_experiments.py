@@ -642,6 +642,7 @@ def test_more_pairs_reveal_a_smaller_difference_of_equals() -> None:
         | {"a_seconds": noisy[:, 0], "b_seconds": noisy[:, 1]}
     )
     found = latency_null.derive(rows.sample(frac=1, random_state=0))
+    pd.testing.assert_frame_equal(found, latency_null.derive(rows), obj="pairs in the order of their measurement")
     of_size = found.groupby("compared")
     assert of_size["block"].nunique().to_dict() == {3: 133, 5: 80, 10: 40, 20: 20, 40: 10}
     assert (of_size.size() == [399, 400, 400, 400, 400]).all(), "each pair once, left-over pairs not at all"
