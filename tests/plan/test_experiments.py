@@ -263,7 +263,7 @@ def test_a_wrong_yaml_is_refused_with_the_allowed_values(tmp_path, change, messa
         ("offline", FIXED | {"draft": "drat"}, True, r"unknown draft 'drat' \(drafts of pair main at scale smoke: draft, "),
         ("offline", FIXED | {"pair": "mian"}, True, r"unknown pair 'mian' \(pairs of scale smoke: main, multidraft, t5\)"),
         ("latency_requests", REQUESTS | {"contenders": ["before", "drat"]}, True, "'drat'"),
-        ("latency_update", {"draft_model": "drat", "blocks": 1}, True, "unknown draft 'drat'"),
+        ("latency_update", {"role": "drat", "blocks": 1}, True, "unknown draft 'drat'"),
         ("live", LIVE | {"schemes": ["k_seq"], "pair": "multi"}, True, "unknown pair 'multi'"),
         ("offline", FIXED, False, "dataset is missing .add it: spider, gsm8k"),
     ],

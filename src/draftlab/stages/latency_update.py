@@ -20,16 +20,11 @@ if TYPE_CHECKING:
 
 
 class Settings(Engine):
-    draft_model: str = Field("draft", description="the draft that is updated: folder below models/")
+    role: str = Field("draft", description="the draft that is updated: folder below models/")
     prompt: int = Field(gt=0, default=64, description="tokens of each prompt")
     generated: int = Field(gt=0, default=128, description="tokens of each answer")
     update_interval: int = Field(gt=0, default=8, description="requests between two updates, and in each update")
     blocks: int = Field(gt=0, description="number of measurements")
-
-    @property
-    def role(self) -> str:
-        """The draft of the pair."""
-        return self.draft_model
 
 
 class Row:
@@ -120,7 +115,7 @@ def measure(target: TorchBackend, draft: TorchBackend, settings: Settings) -> pd
             "update_forward_seconds": forwarded - started,
             "update_backward_seconds": returned - forwarded,
             "update_interval": settings.update_interval,
-            "draft": settings.draft_model,
+            "draft": settings.role,
         }
         if block >= 0:  # the first pass warms up
             rows.append(row)
