@@ -262,6 +262,7 @@ def test_a_rate_given_twice_is_simulated_once(tmp_path: Path) -> None:
         ({"alpha": float("nan")}, "between 0 and 1"),
         ({"profile": "h200"}, "no profile 'h200'"),
         ({"rates": (0.0,)}, "rate of 0"),
+        ({"rates": (1.0, float("inf"))}, "rate of inf"),
         ({"draft_lens": (-1,)}, r"--draft-lens is \[-1\]"),
         ({"draft_lens": ()}, "give one length or more"),
         ({"draft_ratio": None, "draft_profile": "a100-llama-3-8b"}, "timed on NVIDIA A100"),

@@ -43,7 +43,7 @@ class Arrivals:
 
     def at_rate(self, rate: float) -> Arrivals:
         """The same requests, with the time between them stretched so that ``rate`` arrive per second; a single one comes at 0."""
-        if not rate > 0:
+        if not 0 < rate < math.inf:
             raise UserError(f"a rate of {rate} requests a second", remedy="give a rate above 0")
         if len(self.seconds) == 1:
             return self
