@@ -3,6 +3,7 @@
 import hashlib
 import re
 import subprocess
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,6 +39,7 @@ from draftlab.serving.profiles import save
 from draftlab.serving.speedup import around_mean, break_even, outcome, range_of, speedup
 from draftlab.serving.traces import Arrivals
 from draftlab.serving.verdict_format import NAMES, Option, Range, Verdict
+from draftlab.train import training
 from draftlab.train.replay_log import distil
 from draftlab.train.settings import ReplayLog
 from tests.pair import make_results, run_cell
@@ -691,6 +693,31 @@ def own_distilled(results: Path, settings: dict[str, object], requests: int) -> 
     stream = load_pass(results / "answers" / ("toy.train" + (".t1" if settings["temperature"] else "")))
     distil(draft, stream.take(range(requests)), ReplayLog.model_validate(settings), results / "checkpoint.safetensors")
     return draft
+
+
+def test_the_seconds_of_a_distillation_that_was_killed_are_those_of_all_its_updates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    make_results(tmp_path)
+    update, calls = training.update, []
+
+    def slow(*given: object) -> float:
+        calls.append(given)
+        time.sleep(0.02)
+        if len(calls) == 11:
+            raise KeyboardInterrupt
+        return update(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(training, "update", slow)
+    monkeypatch.setattr(training, "CHECKPOINT_SECONDS", 0.0)
+    stream, checkpoint = load_pass(tmp_path / "answers/toy.train"), tmp_path / "c.safetensors"
+    settings = ReplayLog(dataset="toy", learning_rate=5e-3, batch=8, update_interval=8, epochs=2)
+    with pytest.raises(KeyboardInterrupt):
+        distil(load_model(tmp_path / "models/draft"), stream, settings, checkpoint)
+    _, found = distil(load_model(tmp_path / "models/draft"), stream, settings, checkpoint)
+    assert len(calls) == 11 + 2
+    assert found["updates"] == 12
+    assert found["seconds"] > 12 * 0.02
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

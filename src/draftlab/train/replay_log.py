@@ -191,12 +191,16 @@ def _with_optimum(rows: pd.DataFrame, draft: LanguageModel, recorded: TargetPass
 def distil(
     draft: LanguageModel, recorded: TargetPass, settings: ReplayLog, checkpoint: Path
 ) -> tuple[Effort, dict[str, float]]:
-    """Distil the draft on the whole stream; returns the effort, and the updates and seconds that it took."""
+    """Distil the draft on the whole stream; returns the effort, and the updates and seconds that it took.
+
+    Updates before a kill are counted as long as those after it, or by their CPU time if none is left.
+    """
     steps = settings.epochs * math.ceil(len(recorded.answers) / settings.batch)
-    begin = time.monotonic()
+    begin, run = time.monotonic(), list[int]()
     requests = range(len(recorded.answers))
-    effort = train(Scene(draft, recorded), requests, steps, settings, checkpoint=checkpoint)
-    return effort, {"updates": steps, "seconds": time.monotonic() - begin}
+    effort = train(Scene(draft, recorded), requests, steps, settings, checkpoint=checkpoint, watch=run.append)
+    seconds = (time.monotonic() - begin) * steps / len(run) if run else effort.milliseconds / 1e3
+    return effort, {"updates": steps, "seconds": seconds}
 
 
 def keep_learning(
