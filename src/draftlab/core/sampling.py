@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -76,10 +77,11 @@ def to_probs(logits: Float[Tensor, "*batch vocab"], sampling: Sampling) -> Float
 
 
 def most_probable(logits: Float[Tensor, "*batch vocab"]) -> Int64[Tensor, "*batch"]:
-    """The most probable token; NaN or +inf logits are a ``UserError``, because ``argmax`` would return the place of a NaN."""
-    best = logits.argmax(-1)
-    _refuse_broken(logits.gather(-1, best[..., None]))
-    return best
+    """The most probable token; NaN or +inf logits are a ``UserError``, because the maximum would be the place of a NaN."""
+    highest, best = logits.max(-1, keepdim=True)
+    if not math.isfinite(highest.sum()):  # one number, because a small model decodes in microseconds
+        _refuse_broken(highest)
+    return best[..., 0]
 
 
 def _refuse_broken(highest: Float[Tensor, "*batch 1"]) -> None:
