@@ -25,7 +25,8 @@ REAL_ANSWERS = {
     "osd_online": 2,
     "osd_latency_dataset": 2,
     "osd_latency_alpha": 2,
-    "beyond_served_length": 3,
+    "beyond_served_length": 2,
+    "beyond_quantized_latency": 2,
     "beyond_weights": 1,
     "mdss_drafts": 3,
 }
@@ -37,7 +38,11 @@ WHAT_IS_BOLD = (
     "The words in bold say what an experiment answers: a table or figure of a paper, or a question of its public review (reviewers by their "
     "codes there, such as fopk)."
 )
-PROCESSORS = {"AMD EPYC": "AMD EPYC (Zen 5)", "AMD EPYC (family 25 model 17)": "AMD EPYC (Zen 4)"}
+PROCESSORS = {
+    "AMD EPYC": "AMD EPYC (Zen 5)",
+    "AMD EPYC (family 26 model 2)": "AMD EPYC (Zen 5)",
+    "AMD EPYC (family 25 model 17)": "AMD EPYC (Zen 4)",
+}
 """Microarchitectures of the processors of published tables. The family was not recorded for the first tables, which are all of Zen 5."""
 PAIR = "vicuna-7b/llama-160m"
 DATASETS = {
