@@ -20,8 +20,9 @@ from draftlab.files.json_files import read_json
 from draftlab.models import load_model, load_tokenizer
 from draftlab.stages import STAGES
 from draftlab.stages._stage import Bench
-from draftlab.train import folders, heads, learning, offline, sources, tokens, training
+from draftlab.train import folders, heads, learning, offline, replay_log, sources, tokens, training
 from draftlab.train.designs import trim_head
+from draftlab.train.settings import ReplayLog
 from tests.conftest import ROOT
 from tests.pair import alpha, inputs_of, run_cell, weights
 
@@ -647,3 +648,15 @@ def test_the_token_view_spells_the_answer_and_counts_as_replay_does(results, tmp
         gains.append(counted.accepted)
     gain = gains[1] - gains[0]
     assert gain[place] == np.sort(gain)[len(gain) // 2] > 0, "the typical request, and it gains"
+
+
+def test_the_steps_of_a_draft_after_a_lookup_do_not_depend_on_the_next_request(results):
+    held_out = load_pass(results / "answers/toy.eval")
+    chosen = ReplayLog(learning_rate=1e-2, batch=8, update_interval=8, ceiling=0, draft_lens=[6])
+    draft = load_model(results / "models/draft")
+    steps = [
+        replay_log.fixed_lengths("lookup_first", draft, held_out.take(requests), chosen)["steps"]
+        for requests in (range(16), reversed(range(16)))
+    ]
+    assert steps[0].tolist() == steps[1].tolist()[::-1]
+    assert steps[0].nunique() > 1
