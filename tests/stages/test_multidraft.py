@@ -165,6 +165,8 @@ def test_a_shortfall_is_what_the_optimum_of_the_same_request_accepts_more():
     keys = {"dataset": "d", "draft_temperature": 1.0, "num_drafts": [2, 2, 4, 4], "request_id": [0, 0, 0, 0]}
     rows = pd.DataFrame(keys | {"scheme": ["optimal", "k_seq"] * 2, "acceptance_sum": [3.0, 2.5, 4.0, 3.0]})
     assert acceptance.derive(rows)["shortfall_sum"].tolist() == [0.0, 0.5, 0.0, 1.0]
+    more = pd.concat([rows.assign(top_k=5), rows.assign(top_k=9, acceptance_sum=[2.0, 1.75, 3.0, 2.9])])
+    assert acceptance.derive(more)["shortfall_sum"].round(9).tolist() == [0.0, 0.5, 0.0, 1.0, 0.0, 0.25, 0.0, 0.1]
 
 
 def test_the_draft_temperature_reaches_the_draft_alone(pairs, tmp_path):

@@ -27,6 +27,9 @@ PATHS: dict[str, SingleVerifier] = {"single_path": "single", "block": "block"}
 PATH_LEN = 4
 """Tokens of a path."""
 
+OF_SCHEME = ("scheme", "acceptance_sum", "member_sum", "positions", "seconds", "iterations", "sharpness")
+"""The columns in which the rows of two schemes may differ: those of this stage and of ``sinkhorn``."""
+
 WRITTEN = {"target_temperature": 1.0, "top_k": 5, "top_p": 1.0}
 """How the target wrote the recorded texts (``engine.recorded_pairs.SAMPLING``); a path is verified along them."""
 
@@ -117,10 +120,10 @@ def along_text(
 
 
 def derive(rows: pd.DataFrame) -> pd.DataFrame:
-    """The shortfall of each row to the optimal scheme on the same request, temperature and number of drafts."""
+    """The shortfall of each row to the optimal scheme on the same request, with everything else alike."""
     import pandas as pd
 
-    keys = ["dataset", "request_id", "draft_temperature", "num_drafts"]
+    keys = [name for name in rows if name not in OF_SCHEME]
     best = rows[rows["scheme"] == "optimal"].set_index(keys)["acceptance_sum"]
     return rows.assign(
         shortfall_sum=best.reindex(pd.MultiIndex.from_frame(rows[keys])).to_numpy() - rows["acceptance_sum"]
