@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -594,6 +595,24 @@ def test_two_processes_learn_what_one_does(results, tmp_path):
     assert [read_json(tmp_path / name / "run.json")["runs"][0]["processes"] for name in launchers] == [1, 2]
     counted = [pd.read_csv(tmp_path / name / "rows.csv")["visited"].sum() for name in launchers]
     assert np.isclose(*counted, rtol=0.05)
+
+
+def test_each_process_tosses_its_own_coins(results, monkeypatch):
+    """With the same coins, two requests of a batch would always have the same source."""
+    coins = []
+
+    def source(scene, requests, generator):
+        coins.append(torch.rand(24, generator=generator).tolist())
+        return sources.teacher(scene, requests, generator)
+
+    monkeypatch.setitem(sources.SOURCES, "mix_request", source)
+    monkeypatch.setattr("draftlab.train.parallel.PROCESSES", 2)
+    for name in ("total", "add_up"):
+        monkeypatch.setattr(f"draftlab.train.parallel.{name}", lambda value: value)
+    for rank in range(2):
+        monkeypatch.setattr("draftlab.train.parallel._state", lambda rank=rank: SimpleNamespace(process_index=rank))
+        learning.train(scene(results), range(48), 1, settings(batch=48), "mix_request")
+    assert coins[0] != coins[1]
 
 
 def test_processes_part_before_a_model_is_loaded(results, tmp_path, monkeypatch):
