@@ -58,3 +58,14 @@ def test_a_pair_with_different_padding_is_refused_before_the_target_answers(
     }
     with pytest.raises(UserError, match="share 320 tokens, but padded to 384 and 320"):
         recorded_pairs.record_file(Answers(max_new_tokens=4), **files, positions=8)
+
+
+def test_a_prompt_must_fit_the_draft_too(tmp_path: Path) -> None:
+    make_results(tmp_path)
+    target, draft = tmp_path / "models/target", tmp_path / "models/draft"
+    write_json(draft / "config.json", read_object(draft / "config.json") | {"max_position_embeddings": 12})
+    write_jsonl(tmp_path / "prompts.jsonl", [Prompt(f"{n}", "toy", "eval", "text " * (1 + 9 * n)) for n in range(2)])
+    files = {"target": target, "draft": draft, "prompts": tmp_path / "prompts.jsonl"}
+    out = tmp_path / "run/pairs/toy.safetensors"
+    recorded_pairs.record_file(Answers(max_new_tokens=4, template="plain"), **files, positions=2, out=out)
+    assert recorded_pairs.load_pairs(out).request.tolist() == [0, 0]

@@ -13,7 +13,7 @@ from draftlab.core.sampling import Sampling, to_probs
 from draftlab.core.tree import Tree
 from draftlab.engine import replay_trees
 from draftlab.engine.replay_lengths import prefill_everywhere
-from draftlab.engine.replay_trees import confident_trees, ranked_tree
+from draftlab.engine.replay_trees import confident_trees, rank_in, ranked_tree
 from tests.engine.test_speculate import make, near
 
 VOCAB, DEPTH = 6, 3
@@ -48,6 +48,12 @@ def test_a_confident_tree_has_the_texts_of_highest_value(nodes: int) -> None:
             expected.append([len(after) >= i and tuple(after[:i]) in tree for i in range(1, DEPTH + 1)])
     assert found.tolist() == expected
     assert found.any()
+
+
+def test_of_two_children_of_equal_logits_a_tree_has_one() -> None:
+    order = torch.tensor([[1.0, 1.0, 0.0]]).topk(1, -1).indices.expand(2, -1)
+    kept = ranked_tree(Tree.of_widths([1]), rank_in(order, torch.tensor([0, 1])).numpy())
+    assert kept[:, 1].sum() == 1
 
 
 def test_a_tree_has_no_more_nodes_than_it_may_where_children_are_certain() -> None:

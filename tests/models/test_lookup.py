@@ -13,6 +13,8 @@ from draftlab.core.verify import VERIFIERS
 from draftlab.engine.recording import record
 from draftlab.engine.replay import agree_along, replay
 from draftlab.engine.speculate import speculate
+from draftlab.errors import UserError
+from draftlab.models.hf import new_t5
 from draftlab.models.lookup import Lookup
 from draftlab.models.ngrams import Ngrams, guesses_along
 from draftlab.train.designs import trim_head
@@ -137,3 +139,9 @@ def test_verifiers_are_exactly_lossless_for_such_drafts(name, shape):
     found = check_distribution(verifier.distribution, "independent", 1, cases)
     assert found.lossless
     assert found.cases > 10
+
+
+def test_it_does_not_decode_with_an_encoder_decoder():
+    t5 = new_t5(40, 16, 32, 1, 2, torch.Generator().manual_seed(0))
+    with pytest.raises(UserError, match="encoder-decoder"):
+        speculate(t5, Lookup(t5, joined=True), [[3, 4, 5]], draft_len=2, max_new_tokens=4, eos_ids={2})

@@ -7,6 +7,7 @@ import math
 import tempfile
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,6 +18,7 @@ from pandas.testing import assert_frame_equal
 from draftlab import plan
 from draftlab.core import theory
 from draftlab.engine.recording import load_pass
+from draftlab.engine.speculate import BlockTrace
 from draftlab.errors import UserError
 from draftlab.models import load_model
 from draftlab.models.llama import Llama, LlamaCache, LlamaConfig
@@ -331,3 +333,27 @@ def test_medusa_job_compares_all_contenders_and_says_which_is_lossless(results: 
     blocks = greedy.groupby("contender")["blocks"].agg(list)
     assert blocks["medusa_osd"] != blocks["medusa"]  # it learnt something
     assert blocks["draft_osd"] != blocks["draft"]
+
+
+def test_sampled_texts_are_timed_by_the_token_and_each_seed_draws_its_own(monkeypatch: pytest.MonkeyPatch):
+    """Plain decoding takes 4 s for 8 tokens, the draft 3 s for 4; of two seeds, no draws are the same."""
+    now, seeds = [0.0], []
+
+    def decode(
+        way: train_medusa.Strategy, target: object, prompts: object, **options: torch.Generator
+    ) -> list[BlockTrace]:
+        now[0] += 4.0 if way.name == "plain" else 3.0
+        seeds.append(options["generator"].initial_seed())
+        return [BlockTrace.plain([7] * (8 if way.name == "plain" else 4))]
+
+    monkeypatch.setattr(train_medusa.Strategy, "decode", decode)
+    ways = [
+        train_medusa.Strategy(name, None if name == "plain" else Any, train_medusa.SAMPLED)
+        for name in ("plain", "draft")
+    ]
+    for seed in range(2):
+        parts = train_medusa.decode_in_turns(SimpleNamespace(device="cpu"), ways, [[[1]]] * 3, lambda: now[0], seed)
+        rows = pd.concat(parts).set_index("contender")
+        assert set(rows.loc["plain", "plain_seconds"]) == set(rows.loc["plain", "seconds"]) == {4.0}
+        assert set(rows.loc["draft", "plain_seconds"]) == {2.0}
+    assert len(set(seeds)) == 6

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from draftlab.files.tables import read_table, tables_in
 from draftlab.report import tidy
-from draftlab.stages import STAGES
+from draftlab.stages import STAGES, shares
 from draftlab.stages._stage import columns_of
 from tests.conftest import ROOT
 
@@ -37,3 +38,10 @@ def test_derived_columns_are_declared(name: str, path: Path) -> None:
     assert set(derived) - set(rows) == {name for name, own in declared.items() if not own.optional}
     shown = stage.views[plan.view](derived) if plan.view else derived
     assert set(shown) - set(derived) <= {*declared}
+
+
+def test_shares_of_two_datasets_are_counted_apart() -> None:
+    counts = {"slice": 0, "group_by": "topic", "group": ["a", "b"], "count": [3, 1], "total": 4}
+    one = pd.DataFrame(counts).assign(dataset="one")
+    both = shares.derive(pd.concat([one, one.assign(dataset="two", count=[1, 7])], ignore_index=True))
+    assert both["among"].tolist() == [4, 4, 8, 8]

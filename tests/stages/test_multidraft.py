@@ -165,6 +165,8 @@ def test_a_shortfall_is_what_the_optimum_of_the_same_request_accepts_more():
     keys = {"dataset": "d", "draft_temperature": 1.0, "num_drafts": [2, 2, 4, 4], "request_id": [0, 0, 0, 0]}
     rows = pd.DataFrame(keys | {"scheme": ["optimal", "k_seq"] * 2, "acceptance_sum": [3.0, 2.5, 4.0, 3.0]})
     assert acceptance.derive(rows)["shortfall_sum"].tolist() == [0.0, 0.5, 0.0, 1.0]
+    more = pd.concat([rows.assign(top_k=5), rows.assign(top_k=9, acceptance_sum=[2.0, 1.75, 3.0, 2.9])])
+    assert acceptance.derive(more)["shortfall_sum"].round(9).tolist() == [0.0, 0.5, 0.0, 1.0, 0.0, 0.25, 0.0, 0.1]
 
 
 def test_the_draft_temperature_reaches_the_draft_alone(pairs, tmp_path):
@@ -234,7 +236,7 @@ def test_a_real_model_with_its_first_layers_as_draft_has_the_published_order_at_
 
 def test_block_verification_keeps_at_least_as_much_along_a_text_and_has_none_without_one(pairs, tmp_path):
     both = pairs | {"synthetic": recorded.synthetic(0, contexts=3, vocab=200)}
-    grid = settings(schemes=["block", "single"], num_drafts=[2], draft_temperature=[1.0], top_k=0)
+    grid = settings(schemes=["block", "single"], num_drafts=[2], draft_temperature=[1.0], top_k=5)
     rows = run(acceptance, tmp_path, grid, **both)
     assert set(rows.loc[rows["scheme"] == "block", "dataset"]) == {"toy"}
     along = functools.partial(acceptance.along_text, pairs["toy"], Sampling(), Sampling())
@@ -242,6 +244,25 @@ def test_block_verification_keeps_at_least_as_much_along_a_text_and_has_none_wit
     assert whole["acceptance_sum"].sum() > token["acceptance_sum"].sum() > 0
     # With paths of one token both are the same.
     pd.testing.assert_frame_equal(along(1, "block"), along(1, "single"))
+
+
+@pytest.mark.parametrize("changes", [{"top_k": 0}, {"target_temperature": 2.0}, {"top_p": 0.9}])
+def test_a_path_is_refused_unless_the_target_wrote_the_texts_so(changes):
+    """Tokens accepted along texts of another distribution say nothing about the acceptance under this one."""
+    assert Sampling(*acceptance.WRITTEN.values()) == recorded.SAMPLING
+    settings(schemes=["single"], **changes)
+    with pytest.raises(ValidationError, match="block is verified along the recorded texts, which were written at"):
+        settings(**{"schemes": ["block"], "top_k": 5} | changes)
+
+
+def test_a_sum_with_an_unknown_member_is_unknown(tmp_path):
+    """Where importance sampling is chosen, the hybrid has no closed form of the member acceptance."""
+    found = recorded.synthetic(0, contexts=40, vocab=30)
+    whole = dataclasses.replace(found, request=torch.arange(40) // 20)
+    rows = run(acceptance, tmp_path, settings(schemes=["hybrid", "k_seq"], num_drafts=[2], top_k=5), text=whole)
+    member = rows.set_index("scheme")["member_sum"]
+    assert member["hybrid"].isna().all()
+    assert (member["k_seq"] > 0).all()
 
 
 def test_the_synthetic_family_has_the_regimes_of_the_reference():

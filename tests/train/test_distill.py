@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -20,8 +21,9 @@ from draftlab.files.json_files import read_json
 from draftlab.models import load_model, load_tokenizer
 from draftlab.stages import STAGES
 from draftlab.stages._stage import Bench
-from draftlab.train import folders, heads, learning, offline, sources, tokens, training
+from draftlab.train import folders, heads, learning, offline, replay_log, sources, tokens, training
 from draftlab.train.designs import trim_head
+from draftlab.train.settings import ReplayLog
 from tests.conftest import ROOT
 from tests.pair import alpha, inputs_of, run_cell, weights
 
@@ -595,6 +597,24 @@ def test_two_processes_learn_what_one_does(results, tmp_path):
     assert np.isclose(*counted, rtol=0.05)
 
 
+def test_each_process_tosses_its_own_coins(results, monkeypatch):
+    """With the same coins, two requests of a batch would always have the same source."""
+    coins = []
+
+    def source(scene, requests, generator):
+        coins.append(torch.rand(24, generator=generator).tolist())
+        return sources.teacher(scene, requests, generator)
+
+    monkeypatch.setitem(sources.SOURCES, "mix_request", source)
+    monkeypatch.setattr("draftlab.train.parallel.PROCESSES", 2)
+    for name in ("total", "add_up"):
+        monkeypatch.setattr(f"draftlab.train.parallel.{name}", lambda value: value)
+    for rank in range(2):
+        monkeypatch.setattr("draftlab.train.parallel._state", lambda rank=rank: SimpleNamespace(process_index=rank))
+        learning.train(scene(results), range(48), 1, settings(batch=48), "mix_request")
+    assert coins[0] != coins[1]
+
+
 def test_processes_part_before_a_model_is_loaded(results, tmp_path, monkeypatch):
     """Each process is assigned a GPU when it joins; models that were loaded earlier would all be on the first GPU."""
     happened = []
@@ -647,3 +667,15 @@ def test_the_token_view_spells_the_answer_and_counts_as_replay_does(results, tmp
         gains.append(counted.accepted)
     gain = gains[1] - gains[0]
     assert gain[place] == np.sort(gain)[len(gain) // 2] > 0, "the typical request, and it gains"
+
+
+def test_the_steps_of_a_draft_after_a_lookup_do_not_depend_on_the_next_request(results):
+    held_out = load_pass(results / "answers/toy.eval")
+    chosen = ReplayLog(learning_rate=1e-2, batch=8, update_interval=8, ceiling=0, draft_lens=[6])
+    draft = load_model(results / "models/draft")
+    steps = [
+        replay_log.fixed_lengths("lookup_first", draft, held_out.take(requests), chosen)["steps"]
+        for requests in (range(16), reversed(range(16)))
+    ]
+    assert steps[0].tolist() == steps[1].tolist()[::-1]
+    assert steps[0].nunique() > 1

@@ -24,6 +24,7 @@ from draftlab.files.cells import digests
 from draftlab.files.json_files import write_json
 from draftlab.files.seals import seal_file, verify
 from draftlab.models import LanguageModel, load_pair, shared_tokenizer
+from draftlab.models.config import context_of
 
 SAMPLING = Sampling(1.0, top_k=5)
 """How the target writes the texts along which pairs are recorded (MDSS Table 2)."""
@@ -97,7 +98,8 @@ def record_file(
     shared_tokenizer(target, draft)  # before hours of answers
     # This opens the target and frees it again: two copies do not fit. It answers more prompts than the positions need: with fewer, batches
     # and their draws, and so the texts, would be others.
-    texts, _ = answering.answer(target, prompts, positions, settings, sampling=SAMPLING, seed=seed)
+    context = context_of(draft)  # the draft reads every answer, too
+    texts, _ = answering.answer(target, prompts, positions, settings, sampling=SAMPLING, seed=seed, context=context)
     target_model, draft_model, _ = load_pair(target, draft, settings.dtype, settings.device)
     record(target_model, draft_model, texts.answers, positions).save(out)
     write_json(out.with_suffix(".json"), digests(out.parents[2], models=[target, draft], data=[prompts]))

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 from jaxtyping import Bool, Float64, Int64
+from torch import Tensor
 
 from draftlab.core.sampling import Sampling, to_probs
 from draftlab.core.tree import Tree
@@ -20,11 +21,25 @@ from draftlab.engine.settings import BRANCHED
 from draftlab.models import LanguageModel
 
 
+def rank_in(
+    order: Int64[Tensor, "positions children"], token: Int64[Tensor, " positions"]
+) -> Int64[Tensor, " positions"]:
+    """The place of each written token in the ``order`` of the draft's children, or their number where it is none of them.
+
+    Tokens of equal logits, which are common in bfloat16, have different places.
+
+    >>> rank_in(torch.tensor([[4, 2], [4, 2]]), torch.tensor([2, 3]))
+    tensor([1, 2])
+    """
+    found = order == token[:, None]
+    return found.int().argmax(-1).where(found.any(-1), order.shape[1])
+
+
 def ranked_tree(tree: Tree, rank: Int64[np.ndarray, " positions"]) -> Float64[np.ndarray, "positions depth+1"]:
     """Whether the first i tokens of a block are accepted, for a block at each position; child i of a node is the draft's i-th most probable token.
 
     **Arguments:**
-    - `rank`: how many tokens are more probable to the draft than the written token.
+    - `rank`: how many tokens come before the written token if they are ordered by the draft's probability (`rank_in`).
 
     >>> ranked_tree(Tree.of_parents([-1, 0, 0, 2]), np.array([1, 0, 7]))
     array([[1., 1., 1.],

@@ -66,6 +66,10 @@ class LookupDecoder:
     """A ``Lookup`` with the decoder of its draft."""
 
     def __init__(self, lookup: Lookup) -> None:
+        # Its cache does not hold the prompt, as the text of a lookup does.
+        if getattr(lookup.draft, "is_encoder_decoder", False):
+            what = "prompt lookup cannot decode with an encoder-decoder"
+            raise UserError(what, remedy="join it to a decoder-only draft")
         self.lookup = lookup
         self.decoder: Decoder | None = lookup.draft.decoder() if lookup.draft else None
 

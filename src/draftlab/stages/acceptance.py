@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from draftlab.core.measure import Measure
 from draftlab.core.settings import Count, NotNegative
@@ -27,6 +27,12 @@ PATHS: dict[str, SingleVerifier] = {"single_path": "single", "block": "block"}
 PATH_LEN = 4
 """Tokens of a path."""
 
+OF_SCHEME = ("scheme", "acceptance_sum", "member_sum", "positions", "seconds", "iterations", "sharpness")
+"""The columns in which the rows of two schemes may differ: those of this stage and of ``sinkhorn``."""
+
+WRITTEN = {"target_temperature": 1.0, "top_k": 5, "top_p": 1.0}
+"""How the target wrote the recorded texts (``engine.recorded_pairs.SAMPLING``); a path is verified along them."""
+
 
 class Settings(OnPairs):
     schemes: list[Scheme] = Field(
@@ -35,6 +41,14 @@ class Settings(OnPairs):
     num_drafts: list[Count] = Field(min_length=1, description="numbers of drafted tokens of a position")
     draft_temperature: list[NotNegative] = Field(min_length=1, description="temperatures of the draft")
     target_temperature: float = Field(1.0, gt=0, description="temperature of the target")
+
+    @model_validator(mode="after")
+    def _path_follows_the_texts(self) -> Settings:
+        paths = [scheme for scheme in self.schemes if scheme in PATHS]
+        if paths and any(getattr(self, name) != value for name, value in WRITTEN.items()):
+            wanted = ", ".join(f"{name} {value:g}" for name, value in WRITTEN.items())
+            raise ValueError(f"{paths[0]} is verified along the recorded texts, which were written at {wanted}")
+        return self
 
 
 class Row(PairsRow):
@@ -83,7 +97,7 @@ def run(settings: Settings, inputs: RecordedPairs, bench: Bench) -> tuple[pd.Dat
                 if rows is None:
                     exact = by_position(token_verifier(scheme), target, draft, num_drafts)
                     rows = pd.DataFrame({"acceptance_sum": exact.proc, "member_sum": exact.member, "positions": 1})
-                    rows = rows.groupby(pairs.request.numpy()).sum(min_count=1).rename_axis("request_id").reset_index()
+                    rows = rows.groupby(pairs.request.numpy()).sum(skipna=False).rename_axis("request_id").reset_index()
                 rows = rows.assign(dataset=dataset, draft_temperature=temperature, num_drafts=num_drafts, scheme=scheme)
                 frames.append(rows)
     return pd.concat(frames, ignore_index=True), {}
@@ -106,10 +120,10 @@ def along_text(
 
 
 def derive(rows: pd.DataFrame) -> pd.DataFrame:
-    """The shortfall of each row to the optimal scheme on the same request, temperature and number of drafts."""
+    """The shortfall of each row to the optimal scheme on the same request, with everything else alike."""
     import pandas as pd
 
-    keys = ["dataset", "request_id", "draft_temperature", "num_drafts"]
+    keys = [name for name in rows if name not in OF_SCHEME]
     best = rows[rows["scheme"] == "optimal"].set_index(keys)["acceptance_sum"]
     return rows.assign(
         shortfall_sum=best.reindex(pd.MultiIndex.from_frame(rows[keys])).to_numpy() - rows["acceptance_sum"]

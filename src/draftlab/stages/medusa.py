@@ -63,7 +63,7 @@ class Row(UnroundedCounts):
     is_lossless: int = column("1 if the target's distribution is preserved, else 0")
     temperature: float = column("temperature of the target")
     seconds: float = timing("time for the group")
-    plain_seconds: float = timing("the same for plain decoding")
+    plain_seconds: float = timing("time of plain decoding for as many tokens")
     same_text: int = column("requests whose text equals that of plain decoding", "requests")
     parameters: float = column("weights in addition to the target's", "weights")
     epoch_seconds: float = timing("time to learn from every answer of the stream once")

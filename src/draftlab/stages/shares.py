@@ -81,7 +81,8 @@ def derive(rows: pd.DataFrame) -> pd.DataFrame:
     """The half of the time that a slice lies in, and the requests of a slice that OSD's Figure 2 counts."""
     half = (2 * rows["slice"] > rows["slice"].max()).map({True: "second", False: "first"})
     counted = rows["count"].where(rows["group"] != "English", 0)
-    return rows.assign(half=half, among=counted.groupby([rows["group_by"], rows["slice"]]).transform("sum"))
+    alike = [rows[name] for name in rows if name not in ("group", "count", "total")]
+    return rows.assign(half=half, among=counted.groupby(alike, dropna=False).transform("sum"))
 
 
 STAGE = stage_of(__name__)

@@ -105,14 +105,14 @@ def _count(
     from draftlab.core.verify.optimum import optimum_iid
     from draftlab.core.verify.rrs import rrs
     from draftlab.engine.replay_drafts import blocks, ceiling, count_blocks, survival
-    from draftlab.engine.replay_trees import confident_trees, ranked_tree
+    from draftlab.engine.replay_trees import confident_trees, rank_in, ranked_tree
 
     length, lengths = settings.draft_len, texts.lengths
     tokens = iter(texts.token.tolist())
     answers = [list(itertools.islice(tokens, count)) for count in lengths]
     both = restrict_pair(texts.target_probs, to_probs(texts.draft_logits, draft[1]))
-    rank = (texts.draft_logits > texts.draft_logits.gather(-1, texts.token[:, None])).sum(-1).cpu().numpy()
     order = texts.draft_logits.topk(max(settings.nodes), -1).indices
+    rank = rank_in(order, texts.token).cpu().numpy()
     likely = texts.target_probs.gather(-1, order).mean(0).tolist()  # how often the target writes the i-th child
     most = max(max(nodes // length, _delayed(nodes, length)[1]) for nodes in settings.nodes)
     (alike,) = survival([optimal], texts, [draft[1]], (most,))

@@ -83,7 +83,9 @@ def train(
         since = time.process_time()
         if step % ahead == 0:
             parts = [parallel.my_share(part) for part in order[step : step + ahead]]
-            generator = torch.Generator(scene.draft.device).manual_seed(settings.seed * 1_000_003 + step)
+            # Each process makes its own draws. On a CPU, torch takes 32 bits of a seed.
+            seed = settings.seed * 1_000_003 + step + 1_000_000_007 * parallel.number()
+            generator = torch.Generator(scene.draft.device).manual_seed(seed)
             share = list(itertools.chain(*parts))
             samples = samples_of(source, scene, share, generator) if share else NO_SAMPLES
             effort.target_tokens += parallel.total(samples.scored)

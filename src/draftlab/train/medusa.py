@@ -92,13 +92,16 @@ def decode_in_turns(
     seed: int,
     **options: Any,
 ) -> Iterator[pd.DataFrame]:
-    """Decode each of ``blocks`` of prompts by all contenders in a shuffled order; a row of counts and seconds for each."""
+    """Decode each of ``blocks`` of prompts by all contenders in a shuffled order; a row of counts and seconds for each.
+
+    Sampled texts differ in length: ``plain_seconds`` are those of plain decoding for as many tokens.
+    """
     rng = np.random.default_rng(seed)
     for block, prompts in enumerate(progress(blocks, "groups of requests")):
         decoded = {}
         for number in rng.permutation(len(every)).tolist():
             begin = clock()
-            generator = torch.Generator(target.device).manual_seed(block)
+            generator = torch.Generator(target.device).manual_seed(seed * 1_000_003 + block)
             traces = every[number].decode(target, prompts, generator=generator, **options)
             decoded[number] = traces, clock() - begin
         plain = {each.sampling: decoded[number] for number, each in enumerate(every) if each.model is None}
@@ -107,6 +110,7 @@ def decode_in_turns(
             pairs = zip(traces, plain_traces, strict=True)
             same = sum(trace.answer_ids == of_plain.answer_ids for trace, of_plain in pairs)
             sums = trace_counts(traces).drop(columns="request_id").sum().to_frame().T
+            plain_tokens = sum(len(of_plain.answer_ids) for of_plain in plain_traces)
             yield sums.assign(
                 block=block,
                 requests=len(prompts),
@@ -115,6 +119,6 @@ def decode_in_turns(
                 is_lossless=int(TREE_VERIFIERS[contender.verifier].is_lossless),
                 temperature=contender.sampling.temperature,
                 seconds=seconds,
-                plain_seconds=plain_seconds,
+                plain_seconds=plain_seconds * (sums["emitted"] / plain_tokens),
                 same_text=same,
             )

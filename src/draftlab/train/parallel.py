@@ -30,9 +30,14 @@ def start() -> None:
         _state()
 
 
+def number() -> int:
+    """The number of this process, from 0."""
+    return 0 if PROCESSES == 1 else int(_state().process_index)
+
+
 def my_share(requests: Sequence[int]) -> Sequence[int]:
     """The requests of a batch for this process; none if there are more processes than requests."""
-    return requests if PROCESSES == 1 else requests[_state().process_index :: PROCESSES]
+    return requests[number() :: PROCESSES]
 
 
 def total(count: int) -> int:

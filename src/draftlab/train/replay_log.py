@@ -21,7 +21,7 @@ from draftlab.core.sampling import Sampling, to_probs
 from draftlab.core.verify.optimum import optimum_iid
 from draftlab.engine.generate import GREEDY
 from draftlab.engine.recording import TargetPass
-from draftlab.engine.replay import Agreement, Walk, agree_along, walk
+from draftlab.engine.replay import Agreement, Walk, agree_along, ahead, places_in, walk
 from draftlab.engine.replay_lengths import cut, draft_everywhere
 from draftlab.models import LanguageModel
 from draftlab.models.lookup import Lookup
@@ -119,11 +119,11 @@ def _proposals(recorded: TargetPass) -> dict[str, Sampling]:
 def _all_lengths(
     agree: Agreement, recorded: TargetPass, settings: ReplayLog, looked_up: Bool[np.ndarray, " positions"]
 ) -> pd.DataFrame:
-    """Counts for every draft length; the model makes no step for a token that is ``looked_up``."""
+    """Counts for every draft length; the model makes no step for a token that is ``looked_up``. Beyond the end of an answer none is."""
+    _, left = places_in(np.asarray(recorded.lengths, dtype=np.int64))
     frames = []
     for draft_len in settings.draft_lens:
-        padded = np.pad(looked_up, (0, draft_len))
-        steps = draft_len - sum(padded[i : i + len(looked_up)].astype(float) for i in range(draft_len))
+        steps = draft_len - sum(ahead(looked_up, i) * (left > i) for i in range(draft_len))
         drafted = np.full(len(looked_up), draft_len)
         frames.append(_rows(walk(agree, draft_len), recorded, draft_len, drafted, np.asarray(steps)))
     return pd.concat(frames, ignore_index=True)

@@ -15,11 +15,13 @@ from draftlab.core.verify.truncated import Truncation, select, selected_distribu
 
 PROGRAM = Truncation()
 """The linear program of importance sampling: over 5 tokens."""
+TIE = 1e-12
+"""If both accept as much, K-SEQ is chosen. Sums of equal rows of a batch may differ by rounding, and the choice must not."""
 
 
 def _importance_is_better(target_probs: Table, selected: Table, other: Acceptance) -> Bool[Tensor, " batch"]:
     """Whether importance sampling accepts more. Only the distributions decide, not the drafts, so the choice between both is lossless."""
-    return target_probs.minimum(selected).sum(-1) > other.proc
+    return target_probs.minimum(selected).sum(-1) > other.proc + TIE
 
 
 def _decide(target_probs: Table, draft_probs: Tables, tokens: Tokens) -> Decision:
