@@ -94,6 +94,22 @@ def test_array_cut_off(tmp_path: Path, cut: bytes) -> None:
     assert len(problems(rows)) == 1
 
 
+def test_an_array_in_each_line_is_no_row_of_any(tmp_path: Path) -> None:
+    """The first conversation must not pass for rows with a field ``content``."""
+    lines = b"".join(b'[{"role": "user", "content": "q%d"}]\n' % number for number in range(3))
+    for name in ("log.jsonl", "log"):
+        rows = read(tmp_path, lines, name)
+        assert problems(rows) == [(number, "a JSON list, not an object") for number in (1, 2, 3)]
+    assert good(read(tmp_path, b'[{"prompt": "a"}]\n{"prompt": "b"}\n')) == [1, 2], "an array, then lines"
+
+
+def test_lines_after_an_array_are_read_to_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers, "LONGEST", 100)
+    monkeypatch.setattr(readers, "CHUNK", 64)
+    rows = read(tmp_path, b"[]\n" + (LINE + b"\n") * 20)
+    assert good(rows) == list(range(2, 22))
+
+
 def test_gzip_by_content(tmp_path: Path) -> None:
     assert read(tmp_path, gzip.compress(LINE), "train.jsonl")[0].row == GOOD
     assert read(tmp_path, LINE, "train.jsonl.gz")[0].row == GOOD
@@ -174,6 +190,14 @@ def test_a_quote_that_is_not_closed_is_named_where_it_opens(tmp_path: Path) -> N
     rows = read(tmp_path, b'prompt,n\n"b,2\n"c",3\nd,4\n', "mine.csv")  # closed by the next quote: two lines are lost
     assert good(rows) == [4]
     assert (rows[0].line, rows[0].row) == (2, "lines 2 to 3")
+
+
+def test_lines_are_counted_beyond_one_that_is_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers, "LONGEST", 100)
+    rows = read(tmp_path, b"prompt,n\na,1\n" + b"x" * 200 + b",2\nc,3\nd\n", "mine.csv")
+    assert good(rows) == [2, 4]
+    assert [line for line, _ in problems(rows)] == [3, 5]
+    assert rows[1].row == "lines 3 to 3"
 
 
 def test_a_long_cell_of_a_table(tmp_path: Path) -> None:

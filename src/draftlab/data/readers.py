@@ -210,6 +210,22 @@ class _Window:
         return self.line + self.text.count("\n", 0, self.at)
 
 
+class _Rest(io.RawIOBase):
+    """The bytes of a window's file from its position on."""
+
+    def __init__(self, window: _Window) -> None:
+        self.file, self.pending = window.file, window.text[window.at :].encode("utf-8", "surrogateescape")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        self.pending = self.pending or self.file.read(CHUNK).encode("utf-8", "surrogateescape")
+        count = min(len(buffer), len(self.pending))
+        buffer[:count], self.pending = self.pending[:count], self.pending[count:]
+        return count
+
+
 def _values(window: _Window, name: str, close: str) -> Generator[RawRow, None, bool]:
     """Yield JSON values, with commas between them or not, up to ``close`` or the end; return whether all could be read."""
     decoder, char = _Decoder(), window.skip()
@@ -242,8 +258,7 @@ def _json_array(file: IO[bytes], name: str) -> Iterator[RawRow]:
     if not window.skip():
         yield RawRow(name, window.here(), "", "the array is not closed: the file is cut off")
     elif window.skip(1):  # text after the array is read as lines
-        rest = window.text[window.at :] + window.file.read(LONGEST)
-        yield from _json_lines(io.BytesIO(rest.encode("utf-8", "surrogateescape")), name, window.here())
+        yield from _json_lines(io.BufferedReader(_Rest(window)), name, window.here())
 
 
 WRAPPERS = ("data", "rows", "examples", "records", "requests")
@@ -271,11 +286,17 @@ def _spans_lines(start: bytes) -> bool:
     return (first == b"{" and second != b"{") or (first[:1] == b"{" and first[-1:] == b"[")
 
 
+def _has_an_array_a_line(start: bytes) -> bool:
+    """Whether the first line of a file is a whole array, and the second begins another."""
+    first, _, rest = start.lstrip().partition(b"\n")
+    return first.startswith(b"[") and first.rstrip().endswith(b"]") and rest.lstrip().startswith(b"[")
+
+
 class _CsvLines:
-    """Lines for ``csv.reader``, as an iterator that goes on after an error (a generator would end)."""
+    """Lines for ``csv.reader``, as an iterator that goes on after an error (a generator would end). ``read`` counts them, also those too long."""
 
     def __init__(self, file: IO[bytes]) -> None:
-        self.lines, self.encoding = bounded_lines(file), "utf-8-sig"
+        self.lines, self.encoding, self.read = bounded_lines(file), "utf-8-sig", 0
 
     def __iter__(self) -> _CsvLines:
         return self
@@ -283,6 +304,7 @@ class _CsvLines:
     def __next__(self) -> str:
         line, encoding = next(self.lines), self.encoding
         self.encoding = "utf-8"
+        self.read += 1
         if line is None:
             raise csv.Error(TOO_LONG)
         return line.decode(encoding, "surrogateescape")
@@ -297,13 +319,13 @@ def _table(file: IO[bytes], name: str, separator: str, columns: Sequence[str]) -
         reader = csv.reader(lines, delimiter=separator, strict=True)
     header: list[str] = []
     while True:
-        start = reader.line_num + 1
+        start = lines.read + 1
         try:
             cells = next(reader, None)
         except csv.Error as error:
             unclosed = "end of data" in str(error)
             what = "a quote in this row is not closed; the rest of the file is unread" if unclosed else str(error)
-            yield _bad(name, start, f"broken CSV: {what}", detail=f"lines {start} to {reader.line_num}")
+            yield _bad(name, start, f"broken CSV: {what}", detail=f"lines {start} to {lines.read}")
             continue
         if cells is None:
             return
@@ -408,11 +430,11 @@ def _parse(file: io.BufferedReader, name: str, suffixes: Sequence[str], columns:
         yield from _log(file, name)
     elif kind in (".txt", ".lst"):
         yield from _text(file, name)
-    elif opening == b"[":
+    elif opening == b"[" and not _has_an_array_a_line(start):
         yield from _json_array(file, name)
     elif _spans_lines(start):
         yield from _unwrapped(_values(_Window(file), name, ""))
-    elif kind in (".json", ".jsonl", ".ndjson") or opening == b"{":
+    elif kind in (".json", ".jsonl", ".ndjson") or opening in (b"{", b"["):
         yield from _unwrapped(_json_lines(file, name))
     elif b"\0" in start:
         remedy = "give JSON, JSON lines, CSV, TSV, Parquet or text, plain or gzipped"
