@@ -69,6 +69,16 @@ def test_files_are_read_in_the_order_of_their_names(tmp_path: Path) -> None:
     assert [row.row["docstring"] for row in rows] == ["a", "b"]
 
 
+def test_a_hidden_file_is_not_the_datasets(tmp_path: Path) -> None:
+    """macOS writes ``._NAME`` beside each file on a disk of another system."""
+    (tmp_path / "mgsm").mkdir()
+    (tmp_path / "mgsm/._mgsm_de.tsv").write_bytes(b"\x00\x05\x16\x07\x00\x02\x00\x00Mac OS X        ")
+    mgsm = registry.find("mgsm")
+    assert not mgsm.lies_in(tmp_path)
+    (tmp_path / "mgsm/mgsm_de.tsv").write_text("Wie viele?\t3\n")
+    assert [row.row for row in RawFiles(mgsm, tmp_path).rows("train")] == [{"question": "Wie viele?", "answer": "3"}]
+
+
 def test_files_that_are_not_read_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path / "b.jsonl", {"prompt": "b"})
     write(tmp_path / "a.jsonl", {"prompt": "a"})

@@ -85,11 +85,12 @@ class RawFiles:
         return [file for split in SPLITS for files in self._matches(split)[1:] for file in files]
 
     def _matches(self, split: Split) -> list[list[Path]]:
-        """The files that match each pattern, without patterns that match none."""
+        """The files that match each pattern, without patterns that match none. Hidden files are none of the dataset's (macOS writes them)."""
         if self.path.is_file():
             return [[self.path]] if split == "train" else []
         patterns = (self.dataset.raw_train if split == "train" else self.dataset.raw_eval).split()
-        return [files for pattern in patterns if (files := sorted(self.path.glob(pattern)))]
+        found = ([file for file in self.path.glob(pattern) if not file.name.startswith(".")] for pattern in patterns)
+        return [sorted(files) for files in found if files]
 
     def rows(self, split: Split) -> Iterator[RawRow]:
         for file in self.files(split):
