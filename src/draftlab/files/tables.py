@@ -62,6 +62,11 @@ def _rows(text: str, path: Path | str) -> Iterator[list[str]]:
         raise UserError("cut short: no end of line", file=path, line=rows.line_num, remedy=REMEDY)
 
 
+def count_rows(path: Path | str) -> int:
+    """The number of rows of a table, compressed or not; the text of a cell may have several lines."""
+    return sum(1 for row in _rows(table_bytes(path).decode("utf-8"), path) if row) - 1
+
+
 def read_table(path: Path | str, **options: Any) -> pd.DataFrame:
     """Read a CSV file with ``pandas.read_csv`` and its ``options``; a missing, empty, broken or truncated file raises ``UserError``."""
     import pandas as pd
