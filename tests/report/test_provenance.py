@@ -126,6 +126,14 @@ def test_a_cell_names_its_models(tmp_path):
     assert read_json(cell / "run.json")["inputs"] == {"models": {"models/target": whole, "vicuna-7b": None}}
 
 
+def test_a_figure_is_traced_from_its_own_folder(run, monkeypatch):
+    _write(run / "figures" / "osd_offline.csv", "estimate\n1\n")  # the cells that are printed
+    _, *lines = provenance.trace(run / "figures" / "osd_offline.pdf")
+    for place, name in ((run / "figures", "osd_offline.pdf"), (run, "figures/osd_offline.pdf")):
+        monkeypatch.chdir(place)
+        assert list(provenance.trace(Path(name)))[1:] == lines
+
+
 def test_a_cell_of_several_lines_is_one_row(run):
     (run / "osd_offline.csv").write_text('token,n\n"\n",1\n"\n\n",2\n')
     assert provenance.describe(run, "osd_offline")["table"]["rows"] == 2

@@ -39,8 +39,9 @@ def trace(figure: Path) -> Iterator[str]:
         if record["table"]["sha256"] != hashlib.sha256(table_bytes(table)).hexdigest():
             raise UserError("the table is not the one that was published", file=table, remedy="publish it again")
     else:
-        table = folder.parent / f"{experiment}.csv"
-        record = describe(folder.parent, experiment)
+        run = folder.resolve().parent  # the parent of "." or ".." is another folder
+        table = run / f"{experiment}.csv"
+        record = describe(run, experiment)
     yield f"figure   {figure}  sha256 {sha256(figure)[:16]}"
     yield from _lines(record, table)
 
