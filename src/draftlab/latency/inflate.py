@@ -62,7 +62,7 @@ def inflate(model: Path, out: Path, *, layers: int, ffn: int | None = None, widt
             trained = trained / np.float32(math.sqrt(widths))
         tensors[name] = _grow(trained, name, shape, rng, scale)
     with atomic_dir(out) as temporary:
-        for file in model.glob("*.json"):
+        for file in [*model.glob("*.json"), *model.glob("*.jinja")]:
             if not file.name.endswith(".index.json"):
                 shutil.copy(file, temporary)
         save_file(tensors, temporary / "model.safetensors", metadata={"format": "pt"})
