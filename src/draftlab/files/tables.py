@@ -26,8 +26,8 @@ LEDGERS = (CLAIMS, f"{CLAIMS}_related")
 
 
 def tables_in(folder: Path) -> dict[str, Path]:
-    """The path of every experiment's table in ``folder`` by name, compressed or not; the ledger is left out."""
-    paths = sorted([*folder.glob("*.csv"), *folder.glob("*.csv.gz")])
+    """The path of every experiment's table in ``folder`` by name, compressed or not; the ledger and hidden files are left out."""
+    paths = sorted([*folder.glob("[!.]*.csv"), *folder.glob("[!.]*.csv.gz")])
     return {path.name.split(".")[0]: path for path in paths if path.name.split(".")[0] not in LEDGERS}
 
 
