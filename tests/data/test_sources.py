@@ -56,6 +56,13 @@ def test_provenance_tells_where_rows_come_from(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+def test_provenance_names_the_file_beside(tmp_path: Path) -> None:
+    write(tmp_path / "piqa/train.jsonl", {"goal": "g", "sol1": "a", "sol2": "b"})
+    (tmp_path / "piqa/train-labels.lst").write_text("1\n")
+    files = RawFiles(registry.find("piqa"), tmp_path).provenance("train")["files"]
+    assert [file["file"] for file in files] == ["train.jsonl", "train-labels.lst"]
+
+
 def test_a_dataset_without_an_eval_split_has_no_eval_rows(tmp_path: Path) -> None:
     fetch("finance_alpaca", "eval", "generator", raw=None, rows=5, seed=0, out=tmp_path / "eval.jsonl")
     assert list(read_jsonl(tmp_path / "eval.jsonl", RawRow)) == []

@@ -99,18 +99,23 @@ class RawFiles:
     def content(self, split: Split, remembered: Path | None = None) -> str:
         """The digest of all that ``rows`` reads, and of the dataset's row in the table."""
         parts = [str(self.dataset)]
-        for file in self.files(split):
-            beside = companions.companion(file, self._detected(file))
-            for read in (file, beside) if beside and beside.is_file() and beside != file else (file,):
-                parts.append(f"{read.name} {content_digest(read, remembered=remembered)}")
+        parts += [f"{file.name} {content_digest(file, remembered=remembered)}" for file in self._read(split)]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+    def _read(self, split: Split) -> Iterator[Path]:
+        """Each file that ``rows`` reads: labels and schemas may lie in a file of their own."""
+        for file in self.files(split):
+            yield file
+            beside = companions.companion(file, self._detected(file))
+            if beside and beside.is_file() and beside != file:
+                yield beside
 
     def _detected(self, file: Path) -> Dataset:
         """The dataset of a file; for the user's file, the one whose format it has."""
         return registry.find(formats.detect(read_rows(file))) if self.dataset.name == "prompts" else self.dataset
 
     def provenance(self, split: Split) -> dict[str, Any]:
-        files = [{"file": f.name, "bytes": f.stat().st_size, "sha256": sha256(f)} for f in self.files(split)]
+        files = [{"file": f.name, "bytes": f.stat().st_size, "sha256": sha256(f)} for f in self._read(split)]
         return {"source": "raw", "files": files}
 
 
