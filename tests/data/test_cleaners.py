@@ -140,6 +140,8 @@ def test_reasons(name: str, row: Any, reason: str) -> None:
         ("prompts", {"question": "q", "docs": ["one", {"text": "two"}], "answer": "a"}, "one\n\ntwo\n\nq", "a"),
         ("prompts", {"question": "q", "docs": []}, "q", None),
         ("prompts", {"messages": [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}]}, "u", "a"),
+        *(("prompts", {"prompt": "u", "response": {"choices": [{"message": {"role": role, "content": "a"}}]}}, "u", "a")
+          for role in (None, "Assistant")),
         ("prompts", {"turns": ["one", "two"]}, "one", None),
         ("prompts", {"prompt": "good", "messages": None}, "good", None),
         ("prompts", {"prompt": "good", "conversations": None, "messages": []}, "good", None),
