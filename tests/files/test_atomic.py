@@ -166,9 +166,11 @@ def test_a_link_to_a_folder_stays_a_link(tmp_path: Path) -> None:
         assert (tmp_path / name).is_symlink()
 
 
-def test_a_file_is_not_taken_for_a_folder(tmp_path: Path) -> None:
+def test_a_file_is_not_taken_for_a_folder_nor_a_folder_for_a_file(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").touch()
     with pytest.raises(UserError, match="a file, not a folder"), atomic_dir(tmp_path / "model.gguf"):
+        pytest.fail("it was begun")
+    with pytest.raises(UserError, match="a folder, not a file"), atomic_path(tmp_path):
         pytest.fail("it was begun")
 
 

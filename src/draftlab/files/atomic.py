@@ -30,9 +30,11 @@ def atomic_path(path: Path | str, needs: int = 0) -> Iterator[Path]:
 
     ``needs``: how many bytes will be written, if known; a disk with less free space is refused before anything is written.
 
-    **Raises:** ``UserError`` when the disk is full, whichever error the writing library raises.
+    **Raises:** ``UserError`` if ``path`` is a folder, and when the disk is full, whichever error the writing library raises.
     """
     final = Path(path)
+    if final.is_dir():
+        raise UserError("a folder, not a file", file=path, remedy="name a file in it")
     with contextlib.ExitStack() as cleanup, _room_beside(final, needs):
         handle, name = tempfile.mkstemp(prefix=f".{final.name}.", dir=final.parent)
         os.close(handle)
