@@ -68,8 +68,14 @@ def count_rows(path: Path | str) -> int:
 
 
 def read_table(path: Path | str, **options: Any) -> pd.DataFrame:
-    """Read a CSV file with ``pandas.read_csv`` and its ``options``; a missing, empty, broken or truncated file raises ``UserError``."""
+    """Read a CSV file with ``pandas.read_csv`` and its ``options``; a missing, empty, broken or truncated file raises ``UserError``.
+
+    Only an empty cell has no value: a topic may be called None or NA, and a token null.
+    """
     import pandas as pd
+
+    if "keep_default_na" not in options:
+        options = {"keep_default_na": False, "na_values": [""], **options}
 
     try:
         text = table_bytes(path).decode("utf-8")
