@@ -264,6 +264,15 @@ def test_the_prompts_in_a_log_of_vllm(tmp_path: Path, name: str) -> None:
     assert rows[0].line == 3
 
 
+def test_a_logged_prompt_with_a_lone_surrogate_is_a_rejected_row(tmp_path: Path) -> None:
+    """Half an emoji in one request must not end a run."""
+    texts = ["good", "half an emoji: \ud83d", "good too"]
+    rows = read(tmp_path, "\n".join(VLLM.format(repr(text)) for text in texts).encode(), "server.log")
+    assert good(rows) == [1, 3]
+    assert problems(rows) == [(2, "not UTF-8, or a lone surrogate")]
+    assert all(readers.well_formed(str(row.row)) for row in rows)
+
+
 def test_a_prompt_that_python_cannot_read_is_a_broken_line(tmp_path: Path) -> None:
     path = tmp_path / "vllm.log"
     path.write_text("\n".join(VLLM.format(text) for text in ("'one'", r"'\x'", "'two'")))

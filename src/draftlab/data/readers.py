@@ -24,6 +24,7 @@ EXCERPT = 200
 LONGEST = 16 << 20
 """The longest line in bytes, or row of an array in characters, that is held in memory."""
 TOO_LONG = f"a row of more than {LONGEST >> 20} MB"
+LONE = "not UTF-8, or a lone surrogate"
 CHUNK = 1 << 20
 DEEPEST = 100  # levels of nesting: Python's json gives up at a few hundred
 GZIP, PARQUET = b"\x1f\x8b", b"PAR1"
@@ -124,7 +125,7 @@ class _Decoder:
         if part.count("[") + part.count("{") > DEEPEST and _too_deep(value):
             self._faults.append(("nested too deeply", ""))
         elif not well_formed(part) or ("\\u" in part and not well_formed(json.dumps(value, ensure_ascii=False))):
-            self._faults.append(("not UTF-8, or a lone surrogate", ""))
+            self._faults.append((LONE, ""))
         return value, end, *(self._faults[0] if self._faults else (None, ""))
 
 
@@ -389,9 +390,14 @@ def _log(file: IO[bytes], name: str) -> Iterator[RawRow]:
         elif request := VLLM.search(line.row):
             found = True
             try:
-                yield replace(line, row={"prompt": ast.literal_eval(request[1])})
+                prompt = ast.literal_eval(request[1])
             except (SyntaxError, ValueError):
-                yield replace(line, problem="a prompt that is not as Python writes it")
+                yield _bad(name, line.line, "a prompt that is not as Python writes it", line.row)
+                continue
+            if prompt is None or well_formed(prompt):
+                yield replace(line, row={"prompt": prompt})
+            else:
+                yield _bad(name, line.line, LONE, line.row)
     if not found:
         remedy = "give the requests as JSON lines, or the prompts alone, one per line; vLLM's lines are read if they hold the prompt"
         raise UserError("a log without prompts: most lines begin with a time or a level", file=name, remedy=remedy)
