@@ -188,13 +188,13 @@ class _Window:
     def __init__(self, file: IO[bytes]) -> None:
         # Bytes that are not UTF-8 become lone surrogates, so that only their rows are rejected.
         self.file = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
-        self.text, self.at, self.line, self.ended = "", 0, 1, False
+        self.text, self.at, self.line, self.counted, self.ended = "", 0, 1, 0, False
 
     def more(self) -> bool:
         """Double the part in memory, so that a long value is parsed only a few times; return whether the file had more."""
         new = "" if self.ended else self.file.read(max(CHUNK, len(self.text) - self.at))
-        self.line += self.text.count("\n", 0, self.at)
-        self.text, self.at, self.ended = self.text[self.at :] + new, 0, not new
+        self.here()
+        self.text, self.at, self.counted, self.ended = self.text[self.at :] + new, 0, 0, not new
         return bool(new)
 
     def skip(self, further: int = 0) -> str:
@@ -207,8 +207,9 @@ class _Window:
         return ""
 
     def here(self) -> int:
-        """The number of the current line."""
-        return self.line + self.text.count("\n", 0, self.at)
+        """The number of the current line; what was counted once is not counted again."""
+        self.line, self.counted = self.line + self.text.count("\n", self.counted, self.at), self.at
+        return self.line
 
 
 class _Rest(io.RawIOBase):
