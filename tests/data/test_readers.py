@@ -17,6 +17,8 @@ from draftlab.errors import UserError
 
 GOOD = {"question": "How many?", "answer": "Two."}
 LINE = json.dumps(GOOD).encode()
+LONE = "not UTF-8, or a lone surrogate"
+UNREAD = "the rest of the file is unread"
 
 
 def read(tmp_path: Path, content: bytes, name: str = "train.jsonl") -> list[RawRow]:
@@ -394,6 +396,28 @@ ROWS = [{"prompt": "one"}, {"prompt": "two"}]
 )
 def test_rows_in_one_object_and_objects_over_several_lines(tmp_path: Path, text: str) -> None:
     assert [row.row for row in read(tmp_path, text.encode(), "rows.json")] == ROWS
+
+
+@pytest.mark.parametrize(
+    ("text", "good_lines", "bad"),
+    [
+        ('{"data": [{"prompt": "a", "score": NaN}, {"prompt": "b"}]}', [1], [(1, "NaN is not JSON")]),
+        ('{"n": 1, "rows": [\n{"prompt": "a"},\n{"prompt": "\\ud83d"}, 3]}', [2], [(3, LONE), (3, "a JSON int, not an object")]),
+        ('{\n"data": [\n{"prompt": 1, "prompt": 2},\n{"prompt": "b"}\n]\n}\n', [4], [(3, "duplicate key")]),
+        ('{"mean": NaN, "data": [{"prompt": "a"}, {"prompt": "b"}]}', [1, 1], []),
+        ('{"data": [{"prompt": "a"}, {"prompt": ', [1], [(1, f"broken JSON: Expecting value; {UNREAD}")]),
+        ('{\n"data": [\n{"prompt": "a"},\n{"prompt": "b"}\n', [3, 4], [(1, f"broken JSON: Expecting ',' delimiter; {UNREAD}")]),
+        ('{"data": [{"prompt": "a"}], "mean": }', [1], [(1, "broken JSON: Expecting value")]),
+        ('{"data": 3, "mean": NaN}', [], [(1, "NaN is not JSON")]),
+        ('{"prompt": "a", "data": [{"prompt": "b"}], "mean": NaN}', [], [(1, "NaN is not JSON")]),
+    ],
+)  # fmt: skip
+def test_a_bad_row_in_an_object_loses_no_good_one(
+    tmp_path: Path, text: str, good_lines: list[int], bad: list[tuple[int, str]]
+) -> None:
+    for name in ("rows.json", "rows.json.gz"):
+        rows = read(tmp_path, gzip.compress(text.encode()) if name.endswith("gz") else text.encode(), name)
+        assert (good(rows), problems(rows)) == (good_lines, bad)
 
 
 def test_an_object_is_a_row_if_it_holds_a_prompt_or_others_follow(tmp_path: Path) -> None:
