@@ -128,6 +128,7 @@ def test_reasons(name: str, row: Any, reason: str) -> None:
         ("cnn_dailymail", {"article": "d", "highlights": "s"}, "summarize: d", "s"),
         ("xsum", {"document": "d", "summary": "s"}, "summarize: d", "s"),
         ("mgsm", {"question": "q", "answer": "Step 1", "answer_number": "12"}, "q", "12"),
+        ("mgsm", {"question": "q", "answer": None, "answer_number": 12, "equation_solution": None}, "q", "12"),
         ("starcoder", {"content": " ".join(map(str, range(160)))}, " ".join(map(str, range(100, 150))),
          " ".join(map(str, range(150, 160)))),
         ("wmt16", {"translation": {"en": "yes", "de": "ja"}}, "translate English to German: yes", "ja"),
@@ -139,6 +140,8 @@ def test_reasons(name: str, row: Any, reason: str) -> None:
         ("prompts", {"question": "q", "docs": ["one", {"text": "two"}], "answer": "a"}, "one\n\ntwo\n\nq", "a"),
         ("prompts", {"question": "q", "docs": []}, "q", None),
         ("prompts", {"messages": [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}]}, "u", "a"),
+        *(("prompts", {"prompt": "u", "response": {"choices": [{"message": {"role": role, "content": "a"}}]}}, "u", "a")
+          for role in (None, "Assistant")),
         ("prompts", {"turns": ["one", "two"]}, "one", None),
         ("prompts", {"prompt": "good", "messages": None}, "good", None),
         ("prompts", {"prompt": "good", "conversations": None, "messages": []}, "good", None),

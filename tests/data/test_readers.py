@@ -17,6 +17,8 @@ from draftlab.errors import UserError
 
 GOOD = {"question": "How many?", "answer": "Two."}
 LINE = json.dumps(GOOD).encode()
+LONE = "not UTF-8, or a lone surrogate"
+UNREAD = "the rest of the file is unread"
 
 
 def read(tmp_path: Path, content: bytes, name: str = "train.jsonl") -> list[RawRow]:
@@ -92,6 +94,22 @@ def test_array_cut_off(tmp_path: Path, cut: bytes) -> None:
     rows = read(tmp_path, cut, "dev.json")
     assert good(rows)[0] == 1
     assert len(problems(rows)) == 1
+
+
+def test_an_array_in_each_line_is_no_row_of_any(tmp_path: Path) -> None:
+    """The first conversation must not pass for rows with a field ``content``."""
+    lines = b"".join(b'[{"role": "user", "content": "q%d"}]\n' % number for number in range(3))
+    for name in ("log.jsonl", "log"):
+        rows = read(tmp_path, lines, name)
+        assert problems(rows) == [(number, "a JSON list, not an object") for number in (1, 2, 3)]
+    assert good(read(tmp_path, b'[{"prompt": "a"}]\n{"prompt": "b"}\n')) == [1, 2], "an array, then lines"
+
+
+def test_lines_after_an_array_are_read_to_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers, "LONGEST", 100)
+    monkeypatch.setattr(readers, "CHUNK", 64)
+    rows = read(tmp_path, b"[]\n" + (LINE + b"\n") * 20)
+    assert good(rows) == list(range(2, 22))
 
 
 def test_gzip_by_content(tmp_path: Path) -> None:
@@ -176,6 +194,14 @@ def test_a_quote_that_is_not_closed_is_named_where_it_opens(tmp_path: Path) -> N
     assert (rows[0].line, rows[0].row) == (2, "lines 2 to 3")
 
 
+def test_lines_are_counted_beyond_one_that_is_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers, "LONGEST", 100)
+    rows = read(tmp_path, b"prompt,n\na,1\n" + b"x" * 200 + b",2\nc,3\nd\n", "mine.csv")
+    assert good(rows) == [2, 4]
+    assert [line for line, _ in problems(rows)] == [3, 5]
+    assert rows[1].row == "lines 3 to 3"
+
+
 def test_a_long_cell_of_a_table(tmp_path: Path) -> None:
     assert len(read(tmp_path, b"prompt\n" + b"x" * 200_000 + b"\n", "mine.csv")[0].row["prompt"]) == 200_000
 
@@ -238,6 +264,15 @@ def test_the_prompts_in_a_log_of_vllm(tmp_path: Path, name: str) -> None:
     rows = read(tmp_path, "\n".join(lines).encode(), name)
     assert [row.row for row in rows] == [{"prompt": text} for text in (*texts, "late")]
     assert rows[0].line == 3
+
+
+def test_a_logged_prompt_with_a_lone_surrogate_is_a_rejected_row(tmp_path: Path) -> None:
+    """Half an emoji in one request must not end a run."""
+    texts = ["good", "half an emoji: \ud83d", "good too"]
+    rows = read(tmp_path, "\n".join(VLLM.format(repr(text)) for text in texts).encode(), "server.log")
+    assert good(rows) == [1, 3]
+    assert problems(rows) == [(2, "not UTF-8, or a lone surrogate")]
+    assert all(readers.well_formed(str(row.row)) for row in rows)
 
 
 def test_a_prompt_that_python_cannot_read_is_a_broken_line(tmp_path: Path) -> None:
@@ -361,6 +396,28 @@ ROWS = [{"prompt": "one"}, {"prompt": "two"}]
 )
 def test_rows_in_one_object_and_objects_over_several_lines(tmp_path: Path, text: str) -> None:
     assert [row.row for row in read(tmp_path, text.encode(), "rows.json")] == ROWS
+
+
+@pytest.mark.parametrize(
+    ("text", "good_lines", "bad"),
+    [
+        ('{"data": [{"prompt": "a", "score": NaN}, {"prompt": "b"}]}', [1], [(1, "NaN is not JSON")]),
+        ('{"n": 1, "rows": [\n{"prompt": "a"},\n{"prompt": "\\ud83d"}, 3]}', [2], [(3, LONE), (3, "a JSON int, not an object")]),
+        ('{\n"data": [\n{"prompt": 1, "prompt": 2},\n{"prompt": "b"}\n]\n}\n', [4], [(3, "duplicate key")]),
+        ('{"mean": NaN, "data": [{"prompt": "a"}, {"prompt": "b"}]}', [1, 1], []),
+        ('{"data": [{"prompt": "a"}, {"prompt": ', [1], [(1, f"broken JSON: Expecting value; {UNREAD}")]),
+        ('{\n"data": [\n{"prompt": "a"},\n{"prompt": "b"}\n', [3, 4], [(1, f"broken JSON: Expecting ',' delimiter; {UNREAD}")]),
+        ('{"data": [{"prompt": "a"}], "mean": }', [1], [(1, "broken JSON: Expecting value")]),
+        ('{"data": 3, "mean": NaN}', [], [(1, "NaN is not JSON")]),
+        ('{"prompt": "a", "data": [{"prompt": "b"}], "mean": NaN}', [], [(1, "NaN is not JSON")]),
+    ],
+)  # fmt: skip
+def test_a_bad_row_in_an_object_loses_no_good_one(
+    tmp_path: Path, text: str, good_lines: list[int], bad: list[tuple[int, str]]
+) -> None:
+    for name in ("rows.json", "rows.json.gz"):
+        rows = read(tmp_path, gzip.compress(text.encode()) if name.endswith("gz") else text.encode(), name)
+        assert (good(rows), problems(rows)) == (good_lines, bad)
 
 
 def test_an_object_is_a_row_if_it_holds_a_prompt_or_others_follow(tmp_path: Path) -> None:

@@ -56,6 +56,13 @@ def test_provenance_tells_where_rows_come_from(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+def test_provenance_names_the_file_beside(tmp_path: Path) -> None:
+    write(tmp_path / "piqa/train.jsonl", {"goal": "g", "sol1": "a", "sol2": "b"})
+    (tmp_path / "piqa/train-labels.lst").write_text("1\n")
+    files = RawFiles(registry.find("piqa"), tmp_path).provenance("train")["files"]
+    assert [file["file"] for file in files] == ["train.jsonl", "train-labels.lst"]
+
+
 def test_a_dataset_without_an_eval_split_has_no_eval_rows(tmp_path: Path) -> None:
     fetch("finance_alpaca", "eval", "generator", raw=None, rows=5, seed=0, out=tmp_path / "eval.jsonl")
     assert list(read_jsonl(tmp_path / "eval.jsonl", RawRow)) == []
@@ -67,6 +74,16 @@ def test_files_are_read_in_the_order_of_their_names(tmp_path: Path) -> None:
         write(folder / f"{name}.jsonl.gz", {"docstring": name})
     rows = list(RawFiles(registry.find("code_search_net"), tmp_path).rows("train"))
     assert [row.row["docstring"] for row in rows] == ["a", "b"]
+
+
+def test_a_hidden_file_is_not_the_datasets(tmp_path: Path) -> None:
+    """macOS writes ``._NAME`` beside each file on a disk of another system."""
+    (tmp_path / "mgsm").mkdir()
+    (tmp_path / "mgsm/._mgsm_de.tsv").write_bytes(b"\x00\x05\x16\x07\x00\x02\x00\x00Mac OS X        ")
+    mgsm = registry.find("mgsm")
+    assert not mgsm.lies_in(tmp_path)
+    (tmp_path / "mgsm/mgsm_de.tsv").write_text("Wie viele?\t3\n")
+    assert [row.row for row in RawFiles(mgsm, tmp_path).rows("train")] == [{"question": "Wie viele?", "answer": "3"}]
 
 
 def test_files_that_are_not_read_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -190,6 +190,14 @@ def test_osd_keeps_duplicates_and_leaks_and_counts_them(tmp_path: Path) -> None:
     assert len((tmp_path / "rejected.jsonl").read_text().splitlines()) == 1
 
 
+@pytest.mark.parametrize("eval_rows", [0, 200])
+def test_osd_holds_out_at_most_half(tmp_path: Path, eval_rows: int) -> None:
+    rows = Rows(list("abcdef"))
+    splits.make("finance_alpaca", rows, tmp_path, Options(eval=eval_rows, profile="osd_repo_2024"))
+    prompts, held_out = made(tmp_path)
+    assert ([p.text for p in held_out], [p.text for p in prompts]) == (list("abc"), list("def"))
+
+
 def test_osd_reads_ten_thousand_rows(tmp_path: Path) -> None:
     rows = Rows([f"t{i}" for i in range(10_100)], [f"e{i}" for i in range(10_100)])
     summary = splits.make("gsm8k", rows, tmp_path, Options(profile="osd_repo_2024"))

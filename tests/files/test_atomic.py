@@ -154,6 +154,26 @@ def test_a_linked_file_keeps_its_mode(tmp_path: Path) -> None:
     assert (tmp_path / "theirs").stat().st_mode & 0o777 == 0o400
 
 
+def test_a_link_to_a_folder_stays_a_link(tmp_path: Path) -> None:
+    """Hours of training must not end with: cannot call rmtree on a symbolic link."""
+    (tmp_path / "large disk").mkdir()
+    (tmp_path / "large disk/old").touch()
+    for name, to in (("out", "large disk"), ("new", "not there yet")):
+        (tmp_path / name).symlink_to(tmp_path / to)
+        with atomic_dir(tmp_path / name) as folder:
+            (folder / "model").touch()
+        assert [file.name for file in (tmp_path / to).iterdir()] == ["model"]
+        assert (tmp_path / name).is_symlink()
+
+
+def test_a_file_is_not_taken_for_a_folder_nor_a_folder_for_a_file(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").touch()
+    with pytest.raises(UserError, match="a file, not a folder"), atomic_dir(tmp_path / "model.gguf"):
+        pytest.fail("it was begun")
+    with pytest.raises(UserError, match="a folder, not a file"), atomic_path(tmp_path):
+        pytest.fail("it was begun")
+
+
 def test_what_does_not_fit_is_refused_before_it_is_written(tmp_path: Path) -> None:
     for opened in (atomic_path, atomic_dir):
         with pytest.raises(UserError, match=r"No space left .* 1,000,000,000,000"), opened(tmp_path / "out", 10**18):

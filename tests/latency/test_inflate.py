@@ -14,6 +14,7 @@ from draftlab.errors import UserError
 from draftlab.latency.inflate import inflate
 from draftlab.models.gguf import export
 from draftlab.models.llama_cpp import LlamaCpp
+from draftlab.models.tokenizer import load_tokenizer
 from tests.models.test_gguf import llama_logits, our_logits, toy
 
 
@@ -39,6 +40,12 @@ def test_deeper_inflation_changes_no_logit_in_torch(tmp_path: Path) -> None:
     folder = toy(tmp_path / "toy")
     inflate(folder, tmp_path / "deep", layers=4)
     np.testing.assert_array_equal(our_logits(tmp_path / "deep"), our_logits(folder))
+
+
+def test_a_padded_model_keeps_its_chat_template(tmp_path: Path) -> None:
+    (toy(tmp_path / "toy") / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
+    inflate(tmp_path / "toy", tmp_path / "big", layers=3)
+    assert load_tokenizer(tmp_path / "big").chat_template == "{{ messages[0]['content'] }}"
 
 
 def test_inflation_does_not_shrink(tmp_path: Path) -> None:

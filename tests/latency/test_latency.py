@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,9 +20,12 @@ from draftlab.errors import UserError
 from draftlab.latency import loop
 from draftlab.latency.controlled import continue_text, decode_scheduled, schedule
 from draftlab.latency.loop import Block, adaptive, decode, fixed, resume, speculate
+from draftlab.latency.pair import open_pair
 from draftlab.latency.self_check import write_toy
+from draftlab.latency.settings import Engine
 from draftlab.models.backend import check_pair, confident_argmax
 from draftlab.models.gguf import export
+from draftlab.models.gguf_import import ORIGINAL
 from draftlab.models.llama_cpp import LlamaCpp
 from draftlab.stages import STAGES, latency_alpha
 from draftlab.stages._inputs import TargetAndDraft
@@ -406,6 +410,16 @@ def test_pairs_that_read_ids_differently_are_refused(files: dict[str, Path], tmp
     two.vocabulary = {"draftlab": "b", "tokens": "c"}
     with pytest.raises(UserError, match="different tokens"):
         check_pair(one, two)
+
+
+def test_a_folder_whose_gguf_file_is_gone_says_so(files: dict[str, Path], tmp_path: Path) -> None:
+    folder = shutil.copytree(files["draft_folder"], tmp_path / "draft")
+    (folder / ORIGINAL).symlink_to(tmp_path / "moved.gguf")
+    own = open_pair(folder, settings=Engine(), context_length=64)
+    with pytest.raises(UserError, match=r"is gone: .*moved\.gguf"), own:
+        pytest.fail("there is nothing to open")
+    with open_pair(folder, settings=Engine(weights="f32"), context_length=64) as (model,):
+        assert model.vocab_size == 96
 
 
 def test_files_made_elsewhere_are_compared_token_by_token(shared: Path, tmp_path: Path) -> None:

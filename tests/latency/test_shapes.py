@@ -16,12 +16,16 @@ import torch
 from draftlab import cli
 from draftlab.errors import UserError
 from draftlab.files.json_files import read_json
+from draftlab.files.weights import parameter_count
 from draftlab.latency.pair import open_pair
+from draftlab.latency.self_check import write_toy
 from draftlab.latency.settings import Engine
 from draftlab.latency.shapes import random_gguf, random_model
+from draftlab.latency.sizes import read_model
 from draftlab.models.backend import EngineOptions
-from draftlab.models.gguf import random_weights
+from draftlab.models.gguf import export, random_weights
 from draftlab.models.llama_cpp import LlamaCpp
+from draftlab.models.tokenizer import train_tokenizer
 from draftlab.plan import Run, flags, load_run
 from tests.conftest import ROOT
 
@@ -152,6 +156,16 @@ def test_a_random_gguf_has_the_size_of_the_architecture(tmp_path: Path, weights:
     assert np.isfinite(logits).all()
     assert logits.std() > 0.001
     assert not np.allclose(logits[0], logits[1])
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_plan_counts_tied_embeddings_of_a_file_once(tmp_path: Path, tied: bool) -> None:
+    write_toy(tmp_path / "toy", vocab_size=320, tie_word_embeddings=tied)
+    train_tokenizer(["some text"], 320).save(tmp_path / "toy")
+    export(tmp_path / "toy", tmp_path / "toy.gguf")
+    known = read_model(tmp_path / "toy.gguf")
+    assert known
+    assert known.sizes.parameters == parameter_count(tmp_path / "toy.gguf") == parameter_count(tmp_path / "toy")
 
 
 @pytest.mark.parametrize("kind", [gguf.GGMLQuantizationType[name] for name in ("F32", "F16", "Q8_0")])

@@ -291,6 +291,13 @@ def test_refused_before_llama_cpp_sees_it(tmp_path: Path, message: str) -> None:
     assert not list((tmp_path / "out").glob("*")), "a refused export leaves no file"
 
 
+def test_a_token_that_old_files_call_none_is_none(tmp_path: Path) -> None:
+    export(toy(tmp_path / "toy", pad_token_id=-1), tmp_path / "toy.gguf")
+    fields = gguf.GGUFReader(tmp_path / "toy.gguf").fields
+    assert "tokenizer.ggml.padding_token_id" not in fields
+    assert "tokenizer.ggml.eos_token_id" in fields
+
+
 @pytest.mark.parametrize("weights", ["q8_0", "q4_0"])
 def test_rows_that_blocks_do_not_fill_are_stored_in_16_bits(tmp_path: Path, weights: Any) -> None:
     folder = toy(tmp_path / "toy", intermediate_size=72)

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 import tokenizers
+from transformers import AutoTokenizer
 
 from draftlab.errors import UserError
 from draftlab.models import Tokenizer, check_same_tokenizer, load_tokenizer, shared_tokenizer
 from draftlab.models.chat import pieces
+from draftlab.models.hub import copy_tokenizer
 from draftlab.models.tokenizer import train_tokenizer
 
 TEXTS = ["SELECT name FROM singer WHERE age > 20", "Each box has 12 apples, so 12 * 345 = 4140 apples."] * 5
@@ -220,6 +222,19 @@ def test_a_request_with_tools_has_a_template_of_its_own(trained, tmp_path):
         tokenizer.decode(tokenizer.encode_prompt([{"role": "user", "content": "hi"}], "own", [{"name": "f"}]))
         == "f: hi"
     )
+
+
+def test_the_template_for_tools_may_be_a_file_as_transformers_writes_it(trained, tmp_path):
+    folder = save(trained, tmp_path / "model")
+    written = AutoTokenizer.from_pretrained(folder)
+    written.chat_template = {"default": "{{ messages[0].content }}", "tool_use": "{{ tools[0].name }}"}
+    written.save_pretrained(folder)
+    assert not isinstance(json.loads((folder / "tokenizer_config.json").read_text()).get("chat_template"), list)
+    (copy := tmp_path / "copy").mkdir()
+    copy_tokenizer(str(folder), copy)
+    for place in (folder, copy):
+        found = load_tokenizer(place)
+        assert (found.chat_template, found.tool_template) == ("{{ messages[0].content }}", "{{ tools[0].name }}")
 
 
 def test_a_missing_chat_template_is_refused(trained):

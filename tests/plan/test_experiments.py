@@ -204,6 +204,13 @@ LIVE = {"num_drafts": [2], "draft_temperature": [1.0], "draft_len": 4, "requests
 NO_AXIS = "an axis is a list of values or a mapping from names to settings, with at least one entry"
 
 
+def test_the_line_of_a_wrong_value_is_found_by_the_loader_that_read_it(tmp_path):
+    """PyYAML's loader in C takes a tab where the one in Python takes none."""
+    (tmp_path / "mine.yaml").write_text("$\t \u00a0", encoding="utf-8")
+    with pytest.raises(UserError, match=r"mine\.yaml"):
+        plan.load_experiment(tmp_path / "mine.yaml")
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

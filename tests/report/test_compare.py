@@ -43,6 +43,12 @@ def test_a_published_run_is_compared_by_its_rows_not_by_its_printed_tables(tmp_p
     assert differences(one, published) == []
 
 
+def test_a_hidden_file_is_no_table(tmp_path):
+    one, two = (run(tmp_path / name, osd_latency_dataset=ROWS) for name in ("one", "two"))
+    (two / "._osd_latency_dataset.csv").write_bytes(b"\x00\x05\x16\x07\xb0")  # as macOS writes it
+    assert differences(one, two) == []
+
+
 def test_tables_of_other_shape_differ(tmp_path):
     one = run(tmp_path / "one", t=ROWS)
     shorter = run(tmp_path / "two", t=pd.DataFrame(ROWS).iloc[:1])

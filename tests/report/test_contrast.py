@@ -11,6 +11,7 @@ from scipy.stats import ttest_ind
 from draftlab.core import stats
 from draftlab.core.measure import Measure
 from draftlab.errors import UserError
+from draftlab.files.tables import read_table
 from draftlab.report import tidy
 from draftlab.report.contrast import (
     Contrast,
@@ -203,6 +204,17 @@ def test_an_exact_table_has_no_interval(rows):
     assert (gap.estimate, gap.n) == (pytest.approx(0.1), 4)
     assert math.isnan(gap.low)
     assert compute(Contrast(dataclasses.replace(A, largest=True)), tables).value.estimate == 9
+
+
+def test_a_label_may_be_what_pandas_takes_for_no_value(tmp_path):
+    labels = ["None", "NA", "null", "code"]
+    (tmp_path / "t.csv").write_text(
+        "request_id,group,a,b\n" + "".join(f"{i},{name},1,\n" for i, name in enumerate(labels))
+    )
+    table = read_table(tmp_path / "t.csv")
+    results = compute_each(Contrast(Selection("t", Measure("a")), each=["group"]), Tables({"t": table}))
+    assert [result.group["group"] for result in results] == labels
+    assert table["b"].isna().all()
 
 
 def test_an_empty_axis_is_a_group_of_its_own_but_in_an_exact_table(rows):

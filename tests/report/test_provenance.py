@@ -14,7 +14,7 @@ from draftlab.files import cells
 from draftlab.files.cells import write_cell
 from draftlab.files.checkout import ROOT
 from draftlab.files.json_files import read_json
-from draftlab.files.tables import publish_table
+from draftlab.files.tables import count_rows, publish_table
 from draftlab.plan import load_experiment
 from draftlab.report import provenance
 
@@ -124,6 +124,25 @@ def test_a_cell_names_its_models(tmp_path):
     of_parts = "\n".join(hashlib.sha256(part).hexdigest() for part in (b"one", b"two"))
     whole = hashlib.sha256(of_parts.encode()).hexdigest()
     assert read_json(cell / "run.json")["inputs"] == {"models": {"models/target": whole, "vicuna-7b": None}}
+
+
+def test_a_figure_is_traced_from_its_own_folder(run, monkeypatch):
+    _write(run / "figures" / "osd_offline.csv", "estimate\n1\n")  # the cells that are printed
+    _, *lines = provenance.trace(run / "figures" / "osd_offline.pdf")
+    for place, name in ((run / "figures", "osd_offline.pdf"), (run, "figures/osd_offline.pdf")):
+        monkeypatch.chdir(place)
+        assert list(provenance.trace(Path(name)))[1:] == lines
+
+
+def test_a_cell_of_several_lines_is_one_row(run):
+    (run / "osd_offline.csv").write_text('token,n\n"\n",1\n"\n\n",2\n')
+    assert provenance.describe(run, "osd_offline")["table"]["rows"] == 2
+
+
+def test_published_records_count_the_rows_of_their_tables():
+    for file in ROOT.glob("paper_figures/*/data/osd_token_recall.csv.gz"):  # cells of this table have line breaks
+        record = read_json(file.with_name("provenance.json"))["osd_token_recall"]["table"]
+        assert record["rows"] == count_rows(file), file
 
 
 def test_a_published_figure_is_traced_without_its_run(run, tmp_path):

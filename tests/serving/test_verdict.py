@@ -873,6 +873,28 @@ def test_a_draft_after_a_lookup_is_served_by_llama_cpp():
     assert "--target T.gguf" in emit
 
 
+@pytest.mark.parametrize(
+    ("model", "to_serve", "to_convert"),
+    [
+        ("package:smollm2-135m-instruct", "models/target/model.gguf", None),
+        ("owner/name@main", "models/target", "models/target"),
+        ("owner/name", None, "models/target"),
+    ],
+)
+def test_commands_name_what_engines_find(model: str, to_serve: str | None, to_convert: str | None):
+    """Only draftlab knows packages and revisions, and llama.cpp converts folders alone."""
+    asked = VerdictSettings(traffic=Path("log.jsonl"), target=model)
+    served = f"results/main/{to_serve}" if to_serve else model
+    lookup = table(0.8, option="lookup", spread=0.1).assign(steps=0.0)
+    for rows in (table(0.8), lookup):
+        assert f" {served} " in commands(decide(rows), asked, Path("out"), "", Path("results"))[0]
+    first = commands(decide(table(0.8, option="lookup_first")), asked, Path("out"), "", Path("results"))[0]
+    convert = f"python convert_hf_to_gguf.py results/main/{to_convert} --outfile out/target.gguf"
+    assert first == convert if to_convert else f"--vocabulary-of {served} " in first
+    own = commands(decide(table(0.8, option="as_it_comes")), asked, Path("out"), model, Path("results"))[0]
+    assert f" --draft {served.replace('target', 'draft')} " in own
+
+
 def test_lookup_alone_is_served_by_the_engine_of_the_target():
     found = decide(table(0.8, option="lookup", spread=0.1).assign(steps=0.0))
     assert found.best == "lookup"

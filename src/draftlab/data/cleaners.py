@@ -56,6 +56,14 @@ def spider_schema(row: Row) -> Cleaned:
     return Cleaned(f"{plain.text}\nTables: {text_of(row, 'db_schema')}", plain.reference)
 
 
+def mgsm(row: Row) -> Cleaned:
+    """The question; the reference is the number of the answer, which is text in the original files and a number on the hub."""
+    number = row.get("answer_number")
+    if isinstance(number, int | float) and not isinstance(number, bool):
+        row = {**row, "answer_number": str(number)}
+    return from_fields("question", "answer_number answer", labelled=True)(row)
+
+
 def piqa(row: Row) -> Cleaned:
     """The goal; the reference is the right one of the two solutions, if the row has a label."""
     label = row.get("label")
@@ -339,7 +347,7 @@ CLEANERS: dict[str, Cleaner] = {
     "spec_bench": mt_bench,
     "oasst": oasst,
     "arena_hard": arena_hard,
-    "mgsm": from_fields("question", "answer_number answer", labelled=True),
+    "mgsm": mgsm,
     "self_instruct": self_instruct,
     "tatqa": tatqa,
     "prompts": prompts,

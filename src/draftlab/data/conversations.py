@@ -390,7 +390,7 @@ def answered(row: Row) -> str | None:
         if not isinstance(message, Mapping) or message is row or _kind(message) in THOUGHTS:
             continue
         message = _common(message)
-        if ROLES.get(str(message.get("role", "assistant"))) != "assistant":
+        if ROLES.get(str(message.get("role") or "assistant").lower()) != "assistant":
             continue
         content = next(
             (message[name] for name in ("content", "text", "generated_text", "response") if name in message), None

@@ -12,7 +12,7 @@ import io
 import json
 import re
 import zlib
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -24,6 +24,7 @@ EXCERPT = 200
 LONGEST = 16 << 20
 """The longest line in bytes, or row of an array in characters, that is held in memory."""
 TOO_LONG = f"a row of more than {LONGEST >> 20} MB"
+LONE = "not UTF-8, or a lone surrogate"
 CHUNK = 1 << 20
 DEEPEST = 100  # levels of nesting: Python's json gives up at a few hundred
 GZIP, PARQUET = b"\x1f\x8b", b"PAR1"
@@ -124,7 +125,7 @@ class _Decoder:
         if part.count("[") + part.count("{") > DEEPEST and _too_deep(value):
             self._faults.append(("nested too deeply", ""))
         elif not well_formed(part) or ("\\u" in part and not well_formed(json.dumps(value, ensure_ascii=False))):
-            self._faults.append(("not UTF-8, or a lone surrogate", ""))
+            self._faults.append((LONE, ""))
         return value, end, *(self._faults[0] if self._faults else (None, ""))
 
 
@@ -164,8 +165,9 @@ def _lines(file: IO[bytes], name: str, first_line: int = 1) -> Iterator[RawRow]:
             yield RawRow(name, number, text)
 
 
-def _json_lines(file: IO[bytes], name: str, first_line: int = 1) -> Iterator[RawRow]:
-    decoder = _Decoder()
+def _json_lines(file: IO[bytes], name: str, first_line: int = 1, faulty: list[str] | None = None) -> Iterator[RawRow]:
+    """Yield the value of each line; ``faulty`` gets the whole text of the last one that is bad."""
+    decoder, faulty = _Decoder(), [] if faulty is None else faulty
     for line in _lines(file, name, first_line):
         if line.problem:
             yield line
@@ -174,10 +176,13 @@ def _json_lines(file: IO[bytes], name: str, first_line: int = 1) -> Iterator[Raw
         try:
             value, end, problem, detail = decoder.value(text, 0)
         except ValueError as error:
+            faulty[:] = [text]
             yield _bad(name, line.line, f"broken JSON: {error}", text)
             continue
         if end < len(text):
             problem, detail = "more than one JSON value in a line", ""
+        if problem:
+            faulty[:] = [text]
         yield _bad(name, line.line, problem, text, detail) if problem else replace(line, row=value)
 
 
@@ -187,13 +192,13 @@ class _Window:
     def __init__(self, file: IO[bytes]) -> None:
         # Bytes that are not UTF-8 become lone surrogates, so that only their rows are rejected.
         self.file = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
-        self.text, self.at, self.line, self.ended = "", 0, 1, False
+        self.text, self.at, self.line, self.counted, self.ended = "", 0, 1, 0, False
 
     def more(self) -> bool:
         """Double the part in memory, so that a long value is parsed only a few times; return whether the file had more."""
         new = "" if self.ended else self.file.read(max(CHUNK, len(self.text) - self.at))
-        self.line += self.text.count("\n", 0, self.at)
-        self.text, self.at, self.ended = self.text[self.at :] + new, 0, not new
+        self.here()
+        self.text, self.at, self.counted, self.ended = self.text[self.at :] + new, 0, 0, not new
         return bool(new)
 
     def skip(self, further: int = 0) -> str:
@@ -206,13 +211,33 @@ class _Window:
         return ""
 
     def here(self) -> int:
-        """The number of the current line."""
-        return self.line + self.text.count("\n", 0, self.at)
+        """The number of the current line; what was counted once is not counted again."""
+        self.line, self.counted = self.line + self.text.count("\n", self.counted, self.at), self.at
+        return self.line
 
 
-def _values(window: _Window, name: str, close: str) -> Generator[RawRow, None, bool]:
-    """Yield JSON values, with commas between them or not, up to ``close`` or the end; return whether all could be read."""
-    decoder, char = _Decoder(), window.skip()
+class _Rest(io.RawIOBase):
+    """The bytes of a window's file from its position on."""
+
+    def __init__(self, window: _Window) -> None:
+        self.file, self.pending = window.file, window.text[window.at :].encode("utf-8", "surrogateescape")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        self.pending = self.pending or self.file.read(CHUNK).encode("utf-8", "surrogateescape")
+        count = min(len(buffer), len(self.pending))
+        buffer[:count], self.pending = self.pending[:count], self.pending[count:]
+        return count
+
+
+def _values(window: _Window, name: str, close: str, faulty: list[str] | None = None) -> Generator[RawRow, None, bool]:
+    """Yield JSON values, with commas between them or not, up to ``close`` or the end; return whether all could be read.
+
+    ``faulty`` gets the whole text of the last one that is bad.
+    """
+    decoder, char, faulty = _Decoder(), window.skip(), [] if faulty is None else faulty
     while char and char != close:
         try:
             value, end, problem, detail = decoder.value(window.text, window.at)
@@ -221,11 +246,14 @@ def _values(window: _Window, name: str, close: str) -> Generator[RawRow, None, b
                 continue
             what = TOO_LONG if len(window.text) - window.at > LONGEST else f"broken JSON: {error}"
             start = window.text[window.at : window.at + EXCERPT]
+            faulty[:] = [] if what == TOO_LONG else [window.text[window.at :]]
             yield _bad(name, window.here(), f"{what}; the rest of the file is unread", start)
             return False
         if end == len(window.text) and window.more():  # a number may go on
             continue
         line, part = window.here(), window.text[window.at : end]
+        if problem:
+            faulty[:] = [part]
         yield _bad(name, line, problem, part, detail) if problem else RawRow(name, line, value)
         char = window.skip(end - window.at)
         if close and char == ",":
@@ -242,17 +270,54 @@ def _json_array(file: IO[bytes], name: str) -> Iterator[RawRow]:
     if not window.skip():
         yield RawRow(name, window.here(), "", "the array is not closed: the file is cut off")
     elif window.skip(1):  # text after the array is read as lines
-        rest = window.text[window.at :] + window.file.read(LONGEST)
-        yield from _json_lines(io.BytesIO(rest.encode("utf-8", "surrogateescape")), name, window.here())
+        yield from _json_lines(io.BufferedReader(_Rest(window)), name, window.here())
 
 
+SOLID = re.compile(r"[^ \t\r\n]")
 WRAPPERS = ("data", "rows", "examples", "records", "requests")
 """Fields that hold the rows of a file that is one object."""
 
 
-def _unwrapped(rows: Iterator[RawRow]) -> Iterator[RawRow]:
+def _rows_inside(text: str, first: RawRow) -> Iterator[RawRow]:
+    """The rows in the text of an object that holds a list of them, where some are bad; nothing if it holds none, or a prompt of its own."""
+    lists, fields, broken = dict[str, int](), set[str](), False
+
+    def skip(at: int) -> int:
+        """The position of the next character that is no white space."""
+        if found := SOLID.search(text, at):
+            return found.start()
+        raise ValueError("the text ends")
+
+    try:
+        decode, at = json.JSONDecoder().raw_decode, 0
+        while text[at] in "{,":
+            field, at = decode(text, skip(at + 1))
+            fields.add(field)
+            at = skip(skip(at) + 1)  # after the colon
+            if field in WRAPPERS and text[at] == "[":
+                lists[field] = at + 1
+            at = skip(decode(text, at)[1])
+    except (ValueError, IndexError, RecursionError, TypeError):
+        broken = True
+    begin = next((lists[name] for name in WRAPPERS if name in lists), None)
+    if begin is None or PROMPT_COLUMNS & fields:
+        return
+    window = _Window(io.BytesIO(text[begin:].encode("utf-8", "surrogateescape")))
+    window.line = first.line + text.count("\n", 0, begin)
+    if (yield from _values(window, first.file, "]")) and broken:
+        yield first
+
+
+def _unwrapped(read: Callable[[list[str]], Iterator[RawRow]]) -> Iterator[RawRow]:
     """The rows of a file, or those in its only row, if that is an object which holds a list of rows and nothing else to read."""
-    first, second = next(rows, None), next(rows, None)
+    faulty: list[str] = []
+    rows = read(faulty)
+    first = next(rows, None)
+    texts = list(faulty)
+    second = next(rows, None)
+    if first is not None and second is None and texts:
+        yield from list(_rows_inside(texts[0], first)) or [first]
+        return
     if first is not None and second is None and isinstance(first.row, dict) and not PROMPT_COLUMNS & first.row.keys():
         inside = next((first.row[name] for name in WRAPPERS if isinstance(first.row.get(name), list)), None)
         if inside is not None:
@@ -271,11 +336,17 @@ def _spans_lines(start: bytes) -> bool:
     return (first == b"{" and second != b"{") or (first[:1] == b"{" and first[-1:] == b"[")
 
 
+def _has_an_array_a_line(start: bytes) -> bool:
+    """Whether the first line of a file is a whole array, and the second begins another."""
+    first, _, rest = start.lstrip().partition(b"\n")
+    return first.startswith(b"[") and first.rstrip().endswith(b"]") and rest.lstrip().startswith(b"[")
+
+
 class _CsvLines:
-    """Lines for ``csv.reader``, as an iterator that goes on after an error (a generator would end)."""
+    """Lines for ``csv.reader``, as an iterator that goes on after an error (a generator would end). ``read`` counts them, also those too long."""
 
     def __init__(self, file: IO[bytes]) -> None:
-        self.lines, self.encoding = bounded_lines(file), "utf-8-sig"
+        self.lines, self.encoding, self.read = bounded_lines(file), "utf-8-sig", 0
 
     def __iter__(self) -> _CsvLines:
         return self
@@ -283,6 +354,7 @@ class _CsvLines:
     def __next__(self) -> str:
         line, encoding = next(self.lines), self.encoding
         self.encoding = "utf-8"
+        self.read += 1
         if line is None:
             raise csv.Error(TOO_LONG)
         return line.decode(encoding, "surrogateescape")
@@ -297,13 +369,13 @@ def _table(file: IO[bytes], name: str, separator: str, columns: Sequence[str]) -
         reader = csv.reader(lines, delimiter=separator, strict=True)
     header: list[str] = []
     while True:
-        start = reader.line_num + 1
+        start = lines.read + 1
         try:
             cells = next(reader, None)
         except csv.Error as error:
             unclosed = "end of data" in str(error)
             what = "a quote in this row is not closed; the rest of the file is unread" if unclosed else str(error)
-            yield _bad(name, start, f"broken CSV: {what}", detail=f"lines {start} to {reader.line_num}")
+            yield _bad(name, start, f"broken CSV: {what}", detail=f"lines {start} to {lines.read}")
             continue
         if cells is None:
             return
@@ -367,9 +439,14 @@ def _log(file: IO[bytes], name: str) -> Iterator[RawRow]:
         elif request := VLLM.search(line.row):
             found = True
             try:
-                yield replace(line, row={"prompt": ast.literal_eval(request[1])})
+                prompt = ast.literal_eval(request[1])
             except (SyntaxError, ValueError):
-                yield replace(line, problem="a prompt that is not as Python writes it")
+                yield _bad(name, line.line, "a prompt that is not as Python writes it", line.row)
+                continue
+            if prompt is None or well_formed(prompt):
+                yield replace(line, row={"prompt": prompt})
+            else:
+                yield _bad(name, line.line, LONE, line.row)
     if not found:
         remedy = "give the requests as JSON lines, or the prompts alone, one per line; vLLM's lines are read if they hold the prompt"
         raise UserError("a log without prompts: most lines begin with a time or a level", file=name, remedy=remedy)
@@ -408,12 +485,12 @@ def _parse(file: io.BufferedReader, name: str, suffixes: Sequence[str], columns:
         yield from _log(file, name)
     elif kind in (".txt", ".lst"):
         yield from _text(file, name)
-    elif opening == b"[":
+    elif opening == b"[" and not _has_an_array_a_line(start):
         yield from _json_array(file, name)
     elif _spans_lines(start):
-        yield from _unwrapped(_values(_Window(file), name, ""))
-    elif kind in (".json", ".jsonl", ".ndjson") or opening == b"{":
-        yield from _unwrapped(_json_lines(file, name))
+        yield from _unwrapped(lambda faulty: _values(_Window(file), name, "", faulty))
+    elif kind in (".json", ".jsonl", ".ndjson") or opening in (b"{", b"["):
+        yield from _unwrapped(lambda faulty: _json_lines(file, name, faulty=faulty))
     elif b"\0" in start:
         remedy = "give JSON, JSON lines, CSV, TSV, Parquet or text, plain or gzipped"
         raise UserError("neither text nor Parquet", file=name, remedy=remedy)

@@ -40,7 +40,8 @@ class Dataset:
 
     def lies_in(self, folder: Path) -> bool:
         """Whether a folder has raw files of the dataset."""
-        return any(any(folder.glob(pattern)) for pattern in self.raw_train.split())
+        found = (file.name for pattern in self.raw_train.split() for file in folder.glob(pattern))
+        return any(not name.startswith(".") for name in found)
 
 
 @functools.cache

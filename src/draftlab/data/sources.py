@@ -85,11 +85,12 @@ class RawFiles:
         return [file for split in SPLITS for files in self._matches(split)[1:] for file in files]
 
     def _matches(self, split: Split) -> list[list[Path]]:
-        """The files that match each pattern, without patterns that match none."""
+        """The files that match each pattern, without patterns that match none. Hidden files are none of the dataset's (macOS writes them)."""
         if self.path.is_file():
             return [[self.path]] if split == "train" else []
         patterns = (self.dataset.raw_train if split == "train" else self.dataset.raw_eval).split()
-        return [files for pattern in patterns if (files := sorted(self.path.glob(pattern)))]
+        found = ([file for file in self.path.glob(pattern) if not file.name.startswith(".")] for pattern in patterns)
+        return [sorted(files) for files in found if files]
 
     def rows(self, split: Split) -> Iterator[RawRow]:
         for file in self.files(split):
@@ -98,18 +99,23 @@ class RawFiles:
     def content(self, split: Split, remembered: Path | None = None) -> str:
         """The digest of all that ``rows`` reads, and of the dataset's row in the table."""
         parts = [str(self.dataset)]
-        for file in self.files(split):
-            beside = companions.companion(file, self._detected(file))
-            for read in (file, beside) if beside and beside.is_file() and beside != file else (file,):
-                parts.append(f"{read.name} {content_digest(read, remembered=remembered)}")
+        parts += [f"{file.name} {content_digest(file, remembered=remembered)}" for file in self._read(split)]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+    def _read(self, split: Split) -> Iterator[Path]:
+        """Each file that ``rows`` reads: labels and schemas may lie in a file of their own."""
+        for file in self.files(split):
+            yield file
+            beside = companions.companion(file, self._detected(file))
+            if beside and beside.is_file() and beside != file:
+                yield beside
 
     def _detected(self, file: Path) -> Dataset:
         """The dataset of a file; for the user's file, the one whose format it has."""
         return registry.find(formats.detect(read_rows(file))) if self.dataset.name == "prompts" else self.dataset
 
     def provenance(self, split: Split) -> dict[str, Any]:
-        files = [{"file": f.name, "bytes": f.stat().st_size, "sha256": sha256(f)} for f in self.files(split)]
+        files = [{"file": f.name, "bytes": f.stat().st_size, "sha256": sha256(f)} for f in self._read(split)]
         return {"source": "raw", "files": files}
 
 

@@ -160,7 +160,8 @@ def _choose(candidates: Iterable[Prompt], counts: SplitCounts, single: bool, opt
     """Choose the eval prompts, in the order of their rows: the smallest digests, or the first rows as in OSD's script."""
     clean = options.profile == "clean"
     if single and not clean:
-        return list(itertools.islice(candidates, options.eval or None))
+        first = list(itertools.islice(candidates, 2 * options.eval or None))
+        return first[: min(options.eval or len(first), len(first) // 2)]
 
     def rank(prompt: Prompt) -> tuple[int, ...]:
         texts = (prompt.opening, prompt.whole) if clean else (prompt.id,)  # a conversation's requests stay together

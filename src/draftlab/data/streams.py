@@ -126,9 +126,12 @@ def _grouped(prompts: Iterable[Prompt], stream: Stream) -> dict[str, list[Prompt
     least = 1 if stream.fewer else max(1, stream.per_group)
     if short := [f"{name} has {len(groups[name])}" for name in names if len(chosen[name]) < least]:
         after = f" after {stream.skip} that are skipped" if stream.skip else ""
+        more = "fetch more rows (raw_rows of the scale)"
         raise UserError(
             f"the stream needs {least} requests of each {stream.group_by}{after}, but {', '.join(short)}",
-            remedy="fetch more rows (raw_rows of the scale), lower per_group, or go on with fewer (stream: {fewer: true})",
+            remedy=f"{more}, or lower skip or per_group"
+            if stream.fewer
+            else f"{more}, lower per_group, or go on with fewer (stream: {{fewer: true}})",
         )
     return chosen
 

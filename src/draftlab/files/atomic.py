@@ -30,9 +30,11 @@ def atomic_path(path: Path | str, needs: int = 0) -> Iterator[Path]:
 
     ``needs``: how many bytes will be written, if known; a disk with less free space is refused before anything is written.
 
-    **Raises:** ``UserError`` when the disk is full, whichever error the writing library raises.
+    **Raises:** ``UserError`` if ``path`` is a folder, and when the disk is full, whichever error the writing library raises.
     """
     final = Path(path)
+    if final.is_dir():
+        raise UserError("a folder, not a file", file=path, remedy="name a file in it")
     with contextlib.ExitStack() as cleanup, _room_beside(final, needs):
         handle, name = tempfile.mkstemp(prefix=f".{final.name}.", dir=final.parent)
         os.close(handle)
@@ -46,8 +48,17 @@ def atomic_path(path: Path | str, needs: int = 0) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def atomic_dir(path: Path | str, needs: int = 0) -> Iterator[Path]:
-    """Yield a temporary folder beside ``path``, which replaces it on success, as ``atomic_path`` does for a file."""
+    """Yield a temporary folder beside ``path``, which replaces it on success, as ``atomic_path`` does for a file.
+
+    Where ``path`` is a link, the folder that it leads to is replaced.
+
+    **Raises:** ``UserError`` if ``path`` is a file.
+    """
     final = Path(path)
+    if final.is_symlink():
+        final = final.resolve()
+    if final.is_file():
+        raise UserError("a file, not a folder", file=path, remedy="name a new folder")
     with contextlib.ExitStack() as cleanup, _room_beside(final, needs):
         temporary = Path(tempfile.mkdtemp(prefix=f".{final.name}.", dir=final.parent))
         cleanup.callback(shutil.rmtree, temporary, ignore_errors=True)

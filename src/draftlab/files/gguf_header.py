@@ -112,6 +112,7 @@ class Header:
             "head_dim": self.get("attention.key_length", channels // heads),
             "rms_norm_eps": need("attention.layer_norm_rms_epsilon"),
             "rope_theta": self.get("rope.freq_base", 10000.0),
+            "tie_word_embeddings": "output.weight" not in self.tensors,
         }
 
 

@@ -26,8 +26,8 @@ LEDGERS = (CLAIMS, f"{CLAIMS}_related")
 
 
 def tables_in(folder: Path) -> dict[str, Path]:
-    """The path of every experiment's table in ``folder`` by name, compressed or not; the ledger is left out."""
-    paths = sorted([*folder.glob("*.csv"), *folder.glob("*.csv.gz")])
+    """The path of every experiment's table in ``folder`` by name, compressed or not; the ledger and hidden files are left out."""
+    paths = sorted([*folder.glob("[!.]*.csv"), *folder.glob("[!.]*.csv.gz")])
     return {path.name.split(".")[0]: path for path in paths if path.name.split(".")[0] not in LEDGERS}
 
 
@@ -62,9 +62,20 @@ def _rows(text: str, path: Path | str) -> Iterator[list[str]]:
         raise UserError("cut short: no end of line", file=path, line=rows.line_num, remedy=REMEDY)
 
 
+def count_rows(path: Path | str) -> int:
+    """The number of rows of a table, compressed or not; the text of a cell may have several lines."""
+    return sum(1 for row in _rows(table_bytes(path).decode("utf-8"), path) if row) - 1
+
+
 def read_table(path: Path | str, **options: Any) -> pd.DataFrame:
-    """Read a CSV file with ``pandas.read_csv`` and its ``options``; a missing, empty, broken or truncated file raises ``UserError``."""
+    """Read a CSV file with ``pandas.read_csv`` and its ``options``; a missing, empty, broken or truncated file raises ``UserError``.
+
+    Only an empty cell has no value: a topic may be called None or NA, and a token null.
+    """
     import pandas as pd
+
+    if "keep_default_na" not in options:
+        options = {"keep_default_na": False, "na_values": [""], **options}
 
     try:
         text = table_bytes(path).decode("utf-8")

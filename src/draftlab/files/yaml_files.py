@@ -56,7 +56,7 @@ class Place:
         """
         line = None
         if isinstance(self.file, Path):
-            top = yaml.compose(self.file.read_text(encoding="utf-8"))
+            top = yaml.compose(self.file.read_text(encoding="utf-8"), SafeLoader)  # the loader that read it
             line, _ = min((_walk(top, [*part, *names]) for part in self.parts), key=lambda end: end[1])
         return UserError(what, file=self.file, line=line, remedy=remedy)
 

@@ -20,7 +20,7 @@ from draftlab.files.atomic import atomic_dir, check_replaceable
 from draftlab.files.json_files import write_json
 from draftlab.files.seals import seal
 from draftlab.models.checkpoint import Array, Checkpoint, expected_shapes, head_dim
-from draftlab.models.config import read_config
+from draftlab.models.config import TOOL_TEMPLATE, read_config
 
 ZERO = ("self_attn.o_proj.weight", "mlp.down_proj.weight", "embed_tokens.weight")
 """Tensors that write to the residual stream: their added parts are zero."""
@@ -62,9 +62,12 @@ def inflate(model: Path, out: Path, *, layers: int, ffn: int | None = None, widt
             trained = trained / np.float32(math.sqrt(widths))
         tensors[name] = _grow(trained, name, shape, rng, scale)
     with atomic_dir(out) as temporary:
-        for file in model.glob("*.json"):
+        for file in [*model.glob("*.json"), *model.glob("*.jinja")]:
             if not file.name.endswith(".index.json"):
                 shutil.copy(file, temporary)
+        if (model / TOOL_TEMPLATE).is_file():
+            (temporary / TOOL_TEMPLATE).parent.mkdir()
+            shutil.copy(model / TOOL_TEMPLATE, temporary / TOOL_TEMPLATE)
         save_file(tensors, temporary / "model.safetensors", metadata={"format": "pt"})
         write_json(temporary / "config.json", inflated)
         seal(temporary)

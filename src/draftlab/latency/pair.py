@@ -46,6 +46,9 @@ def open_pair(
         paths = [target, *drafts]
         if settings.weights == "own" and settings.backend == "llama_cpp":
             paths = [path / ORIGINAL if (path / ORIGINAL).is_symlink() else path for path in paths]
+            if gone := next((path for path in paths if path.is_symlink() and not path.exists()), None):
+                what = f"the file that it leads to is gone: {gone.readlink()}"
+                raise UserError(what, file=gone, remedy="put it back, or set weights to another type")
         default: Weights = "q8_0" if is_gguf(paths[0]) else "f32"
         weights = default if settings.weights == "own" else settings.weights
         models: list[LatencyBackend] = []

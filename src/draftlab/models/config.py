@@ -16,6 +16,8 @@ Size = Annotated[int, Field(gt=0, le=1 << 24)]
 Depth = Annotated[int, Field(gt=0, le=1 << 10)]
 Positive = Annotated[float, Field(gt=0, le=1e12)]
 Id = Annotated[int, Field(ge=-1, lt=1 << 31)]  # -1 means none in old files
+TOOL_TEMPLATE = "additional_chat_templates/tool_use.jinja"
+"""Where transformers writes the chat template for requests with tools, if it is another one."""
 Ids = Id | Annotated[list[Id], Field(min_length=1)] | None
 
 

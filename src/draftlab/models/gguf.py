@@ -278,7 +278,7 @@ def _add_vocabulary(writer: gguf.GGUFWriter, folder: Path, config: dict[str, Any
     for name, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
         token = config.get(f"{name}_token_id")
         token = token[0] if isinstance(token, list) else token
-        if token is None:
+        if token in (None, -1):  # -1: none, in old files
             continue
         if not 0 <= token < size:
             what = f"{name}_token_id is {token}, but the vocabulary has {size} tokens"

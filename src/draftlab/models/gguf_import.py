@@ -75,7 +75,6 @@ def config_of(header: Header) -> LlamaConfig:
     ends = list(dict.fromkeys(ids[name] for name in ("eos", "eot") if ids[name] is not None))
     return LlamaConfig(
         **header.shape,
-        tie_word_embeddings="output.weight" not in header.tensors,
         bos_token_id=ids["bos"],
         eos_token_id=ends[0] if len(ends) == 1 else tuple(ends),
         pad_token_id=ids["padding"],

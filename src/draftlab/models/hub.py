@@ -18,7 +18,7 @@ from draftlab.files.json_files import write_json
 from draftlab.files.packages import package_of
 from draftlab.files.seals import content_digest, seal
 from draftlab.files.weights import is_gguf, parameter_count
-from draftlab.models.config import context_of
+from draftlab.models.config import TOOL_TEMPLATE, context_of
 from draftlab.models.pickled import PICKLED, PICKLED_INDEX, convert
 
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
@@ -27,7 +27,7 @@ VOCABULARIES = (("tokenizer.model",), ("spiece.model",), ("vocab.json", "merges.
 
 TOKENIZER = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
-    *("generation_config.json", "config.json"),
+    *(TOOL_TEMPLATE, "generation_config.json", "config.json"),
     *(file for files in VOCABULARIES for file in files),
 )
 
@@ -107,6 +107,7 @@ def _link_or_copy(file: Path, out: Path) -> None:
 def _copy_tokenizer(source: Path, folder: Path, name: str) -> None:
     for file in TOKENIZER:
         if (source / file).is_file():
+            (folder / file).parent.mkdir(exist_ok=True)
             shutil.copyfile(source / file, folder / file)
     if not (folder / "config.json").is_file():
         raise UserError("no config.json", file=name, remedy="use a model in the Hugging Face layout")

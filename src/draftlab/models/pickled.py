@@ -19,6 +19,7 @@ from draftlab.files.atomic import atomic_dir
 from draftlab.files.digests import sha256
 from draftlab.files.json_files import write_json
 from draftlab.files.weights import check_no_pointer, parts_of
+from draftlab.models.config import TOOL_TEMPLATE
 
 PICKLED = "pytorch_model*.bin"
 PICKLED_INDEX = "pytorch_model.bin.index.json"
@@ -47,6 +48,9 @@ def convert(source: Path, out: Path) -> None:
         for file in source.iterdir():
             if file.suffix in (".json", ".txt", ".model", ".jinja") and not file.name.startswith("pytorch_model"):
                 shutil.copyfile(file, folder / file.name)
+        if (source / TOOL_TEMPLATE).is_file():
+            (folder / TOOL_TEMPLATE).parent.mkdir()
+            shutil.copyfile(source / TOOL_TEMPLATE, folder / TOOL_TEMPLATE)
 
 
 def _convert_file(file: Path, safe: Path) -> None:

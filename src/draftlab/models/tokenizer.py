@@ -17,7 +17,7 @@ from draftlab.errors import UserError
 from draftlab.files.json_files import read_object, read_text
 from draftlab.files.weights import is_gguf
 from draftlab.models.chat import Message, pieces
-from draftlab.models.config import read_eos_ids
+from draftlab.models.config import TOOL_TEMPLATE, read_eos_ids
 
 SPECIALS = ("<pad>", "<s>", "</s>", "<unk>")
 
@@ -128,7 +128,7 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
 
 
 def chat_templates(folder: Path) -> dict[str, Any]:
-    """The fields of ``Tokenizer`` that tokenizer_config.json has, or chat_template.jinja beside it."""
+    """The fields of ``Tokenizer`` that tokenizer_config.json has, or files of templates beside it."""
     file = folder / "tokenizer_config.json"
     config = read_object(file) if file.is_file() else {}
     templates: Any = config.get("chat_template")
@@ -137,8 +137,9 @@ def chat_templates(folder: Path) -> dict[str, Any]:
         templates = {str(each.get("name")): each.get("template") for each in named}
     else:
         templates = {"default": templates}
-    if (folder / "chat_template.jinja").is_file():
-        templates["default"] = read_text(folder / "chat_template.jinja")
+    for name, beside in (("default", "chat_template.jinja"), ("tool_use", TOOL_TEMPLATE)):
+        if (folder / beside).is_file():
+            templates[name] = read_text(folder / beside)
     found = {"chat_template": templates.get("default"), "tool_template": templates.get("tool_use")}
     if config:
         tokens = {name: config.get(name) for name in ("bos_token", "eos_token")}

@@ -23,7 +23,7 @@ from draftlab.files.digests import sha256
 from draftlab.files.json_files import write_json
 from draftlab.files.seals import seal
 from draftlab.files.weights import weight_files
-from draftlab.models.config import read_config
+from draftlab.models.config import TOOL_TEMPLATE, read_config
 
 HEAD_TOKENS = "draftlab.head_tokens"
 """In a model folder: the tensor of the tokens of a trimmed head. In a GGUF file: the key of their number."""
@@ -128,9 +128,11 @@ def widen(model: Path, out: Path) -> None:
             "tokenizer.json",
             "tokenizer_config.json",
             "chat_template.jinja",
+            TOOL_TEMPLATE,
             "generation_config.json",
         ):
             if (model / name).is_file():
+                (temporary / name).parent.mkdir(exist_ok=True)
                 (temporary / name).write_bytes((model / name).read_bytes())
         seal(temporary)
 

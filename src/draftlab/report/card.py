@@ -35,7 +35,7 @@ def write(judged: Verdict, draft: str, cell: Path) -> None:
 def text(judged: Verdict, draft: str, options: Sequence[Option]) -> str:
     """The card of the draft that these options serve. Folders and files are named without their path."""
     target, origin = _name(judged.target), draft or judged.target
-    metadata: dict[str, object] = {"base_model": origin.partition("@")[0]} if _is_hub_id(origin) else {}
+    metadata: dict[str, object] = {"base_model": origin.partition("@")[0]} if is_hub_id(origin) else {}
     metadata |= {"library_name": "transformers", "pipeline_tag": "text-generation"}
     metadata |= {"tags": ["speculative-decoding", "draft-model", "draftlab"]}
     made = f"`{_name(draft)}`" if draft else "the target's first layers"
@@ -96,9 +96,10 @@ def _length(option: Option) -> str:
     return f"{option.draft_len}" + (f" at most, confidence {option.threshold:g}" if option.threshold else "")
 
 
-def _is_hub_id(model: str) -> bool:
+def is_hub_id(model: str) -> bool:
+    """Whether a model's name is that of a repository on the hub, perhaps with a revision."""
     return bool(re.fullmatch(r"[\w.-]+/[\w.-]+(@[\w.-]+)?", model)) and not os.path.exists(model)
 
 
 def _name(model: str) -> str:
-    return model if _is_hub_id(model) else Path(model).name
+    return model if is_hub_id(model) else Path(model).name

@@ -16,7 +16,7 @@ from draftlab.errors import UserError
 from draftlab.files.atomic import write_text
 from draftlab.files.digests import sha256
 from draftlab.files.json_files import read_json, read_text, split_common, write_json
-from draftlab.files.tables import publish_table, table_bytes, tables_in
+from draftlab.files.tables import count_rows, publish_table, table_bytes, tables_in
 from draftlab.plan import times
 
 RECORD = "provenance.json"
@@ -39,8 +39,9 @@ def trace(figure: Path) -> Iterator[str]:
         if record["table"]["sha256"] != hashlib.sha256(table_bytes(table)).hexdigest():
             raise UserError("the table is not the one that was published", file=table, remedy="publish it again")
     else:
-        table = folder.parent / f"{experiment}.csv"
-        record = describe(folder.parent, experiment)
+        run = folder.resolve().parent  # the parent of "." or ".." is another folder
+        table = run / f"{experiment}.csv"
+        record = describe(run, experiment)
     yield f"figure   {figure}  sha256 {sha256(figure)[:16]}"
     yield from _lines(record, table)
 
@@ -65,7 +66,7 @@ def describe(run: Path, experiment: str) -> dict[str, Any]:
     datasets = {folder.name.split(".")[0] for folder in answered} | {Path(name).parts[1] for name in inputs["data"]}
     common, varied = split_common([{"cell": cell} | flatten(facts) for cell, facts in cells.items()])
     return {
-        "table": {"sha256": sha256(table), "rows": sum(1 for _ in table.open(encoding="utf-8")) - 1},
+        "table": {"sha256": sha256(table), "rows": count_rows(table)},
         "common": common,
         "cells": varied,
         **{kind: dict(sorted(inputs[kind].items())) for kind in DIGESTED},

@@ -33,8 +33,10 @@ from draftlab.files.atomic import write_text
 from draftlab.files.checkout import ROOT
 from draftlab.files.digests import sha256
 from draftlab.files.json_files import read_jsonl, read_object
+from draftlab.files.packages import package_of
 from draftlab.files.tables import read_table
 from draftlab.files.weights import is_gguf
+from draftlab.models.gguf_import import ORIGINAL
 from draftlab.models.tokenizer import Tokenizer, load_tokenizer
 from draftlab.plan.run import run_of
 from draftlab.report import card
@@ -225,17 +227,18 @@ def commands(judged: Verdict, settings: VerdictSettings, folder: Path, draft: st
     promise = judged.monitor
     if promise is None:
         return [shlex.join(["draftlab", "data", "check", str(settings.traffic)])]
+    target = _to_serve(settings.target, results / "main/models/target")
     if promise.option == "lookup":  # has no draft model
-        return _joined([emit.lookup_command(settings.target, promise.draft_len)], settings.target, folder)
+        return _joined([emit.lookup_command(target, promise.draft_len)], target, folder)
     steps: list[list[str]] = []
     option = next(option for option in judged.options if option.name == promise.option)
     looks_up = promise.option.startswith("lookup_first")
-    target = settings.target
     if looks_up and not is_gguf(target):  # llama.cpp alone can look up first, and reads nothing else
+        source = str(results / "main/models/target") if card.is_hub_id(target) else target  # it reads folders alone
         target = str(folder / "target.gguf")
-        steps.append(["python", "convert_hf_to_gguf.py", settings.target, "--outfile", target])  # llama.cpp's own tool
+        steps.append(["python", "convert_hf_to_gguf.py", source, "--outfile", target])  # llama.cpp's own tool
     if promise.option == "as_it_comes":
-        served = draft or str(results / "main/models/draft")
+        served = _to_serve(draft, results / "main/models/draft")
     else:
         kept = "kept_learning" if promise.option == "kept_learning" else "draft"
         served = str(_cell(results, settings) / kept)
@@ -253,6 +256,13 @@ def commands(judged: Verdict, settings: VerdictSettings, folder: Path, draft: st
     settle += ["--confidence", f"{promise.threshold:g}"] if promise.threshold else []
     settle += ["--greedy"] if settings.temperature and option.proposal == "greedy" else []
     return _joined([*steps, settle], target, folder)
+
+
+def _to_serve(model: str, copy: Path) -> str:
+    """A model as engines find it: the run's ``copy`` of one that only draftlab finds by its name (none, a package, or a revision on the hub)."""
+    if package_of(model):
+        return str(copy / ORIGINAL)
+    return str(copy) if not model or (card.is_hub_id(model) and "@" in model) else model
 
 
 def _joined(steps: Sequence[Sequence[str]], target: str, folder: Path) -> list[str]:
