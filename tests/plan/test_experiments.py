@@ -554,14 +554,15 @@ def test_flags_round_trip_lists_and_leave_none_out():
 
 def test_a_scales_file_overrides_the_sizes_of_an_experiments_own():
     file = WORKFLOW / "experiments/mdss_acceptance.yaml"
-    size = Size(fixed={"positions": 7, "top_k": 3})
+    size = Size(fixed={"positions": 7, "num_drafts": [3]})
     sized = plan.load_experiment(file).at("laptop", size, file).scales["laptop"]
-    assert sized.fixed == {"positions": 7, "top_k": 3}
+    assert sized.fixed == {"positions": 7, "num_drafts": [3]}
 
 
 def test_a_choice_of_an_axis_overrides_what_is_fixed():
     experiment = plan.load_experiment(WORKFLOW / "experiments/mdss_acceptance.yaml")
-    compared = experiment.model_copy(update={"axes": {"kept": {"one": {"top_k": 1}, "as_fixed": {"positions": 9}}}})
+    choices = {"one": {"schemes": ["optimal"], "top_k": 1}, "as_fixed": {"positions": 9}}
+    compared = experiment.model_copy(update={"axes": {"kept": choices}})
     cells = compared.cells("laptop")
     found = [(variant.settings.top_k, variant.settings.positions) for [variant] in cells.values()]
     assert found == [(1, 600), (5, 9)]

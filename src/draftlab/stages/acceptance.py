@@ -47,7 +47,9 @@ class Settings(OnPairs):
         paths = [scheme for scheme in self.schemes if scheme in PATHS]
         if paths and any(getattr(self, name) != value for name, value in WRITTEN.items()):
             wanted = ", ".join(f"{name} {value:g}" for name, value in WRITTEN.items())
-            raise ValueError(f"{paths[0]} is verified along the recorded texts, which were written at {wanted}")
+            raise ValueError(
+                f"{paths[0]} is verified along the recorded texts, which were written at {wanted}: leave it out of schemes, or keep these"
+            )
         return self
 
 
