@@ -64,7 +64,7 @@ def verify(path: Path | str) -> Path:
         raise UserError(
             "its content is not what was written here: the file was damaged or changed",
             file=path,
-            remedy="run the same command again: it remakes whatever depends on this file",
+            remedy="run the same command again: it remakes what a run wrote; in a folder of your own, remove sealed.json if the change was meant",
         )
     return path
 
