@@ -81,7 +81,7 @@ def test_a_hidden_file_is_not_the_datasets(tmp_path: Path) -> None:
     (tmp_path / "mgsm").mkdir()
     (tmp_path / "mgsm/._mgsm_de.tsv").write_bytes(b"\x00\x05\x16\x07\x00\x02\x00\x00Mac OS X        ")
     mgsm = registry.find("mgsm")
-    assert not mgsm.lies_in(tmp_path)
+    assert not mgsm.files_in(tmp_path, "train")
     (tmp_path / "mgsm/mgsm_de.tsv").write_text("Wie viele?\t3\n")
     assert [row.row for row in RawFiles(mgsm, tmp_path).rows("train")] == [{"question": "Wie viele?", "answer": "3"}]
 

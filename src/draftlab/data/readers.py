@@ -12,7 +12,7 @@ import io
 import json
 import re
 import zlib
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -165,9 +165,8 @@ def _lines(file: IO[bytes], name: str, first_line: int = 1) -> Iterator[RawRow]:
             yield RawRow(name, number, text)
 
 
-def _json_lines(file: IO[bytes], name: str, first_line: int = 1, faulty: list[str] | None = None) -> Iterator[RawRow]:
-    """Yield the value of each line; ``faulty`` gets the whole text of the last one that is bad."""
-    decoder, faulty = _Decoder(), [] if faulty is None else faulty
+def _json_lines(file: IO[bytes], name: str, first_line: int = 1) -> Iterator[RawRow]:
+    decoder = _Decoder()
     for line in _lines(file, name, first_line):
         if line.problem:
             yield line
@@ -176,13 +175,10 @@ def _json_lines(file: IO[bytes], name: str, first_line: int = 1, faulty: list[st
         try:
             value, end, problem, detail = decoder.value(text, 0)
         except ValueError as error:
-            faulty[:] = [text]
             yield _bad(name, line.line, f"broken JSON: {error}", text)
             continue
         if end < len(text):
             problem, detail = "more than one JSON value in a line", ""
-        if problem:
-            faulty[:] = [text]
         yield _bad(name, line.line, problem, text, detail) if problem else replace(line, row=value)
 
 
@@ -232,12 +228,9 @@ class _Rest(io.RawIOBase):
         return count
 
 
-def _values(window: _Window, name: str, close: str, faulty: list[str] | None = None) -> Generator[RawRow, None, bool]:
-    """Yield JSON values, with commas between them or not, up to ``close`` or the end; return whether all could be read.
-
-    ``faulty`` gets the whole text of the last one that is bad.
-    """
-    decoder, char, faulty = _Decoder(), window.skip(), [] if faulty is None else faulty
+def _values(window: _Window, name: str, close: str) -> Generator[RawRow, None, bool]:
+    """Yield JSON values, with commas between them or not, up to ``close`` or the end; return whether all could be read."""
+    decoder, char = _Decoder(), window.skip()
     while char and char != close:
         try:
             value, end, problem, detail = decoder.value(window.text, window.at)
@@ -246,14 +239,11 @@ def _values(window: _Window, name: str, close: str, faulty: list[str] | None = N
                 continue
             what = TOO_LONG if len(window.text) - window.at > LONGEST else f"broken JSON: {error}"
             start = window.text[window.at : window.at + EXCERPT]
-            faulty[:] = [] if what == TOO_LONG else [window.text[window.at :]]
             yield _bad(name, window.here(), f"{what}; the rest of the file is unread", start)
             return False
         if end == len(window.text) and window.more():  # a number may go on
             continue
         line, part = window.here(), window.text[window.at : end]
-        if problem:
-            faulty[:] = [part]
         yield _bad(name, line, problem, part, detail) if problem else RawRow(name, line, value)
         char = window.skip(end - window.at)
         if close and char == ",":
@@ -278,8 +268,10 @@ WRAPPERS = ("data", "rows", "examples", "records", "requests")
 """Fields that hold the rows of a file that is one object."""
 
 
-def _rows_inside(text: str, first: RawRow) -> Iterator[RawRow]:
-    """The rows in the text of an object that holds a list of them, where some are bad; nothing if it holds none, or a prompt of its own."""
+def _rows_inside(file: IO[bytes], first: RawRow) -> Iterator[RawRow]:
+    """The rows of a file that is one object which holds a list of them, where some are bad; nothing if it holds none, or a prompt of its own."""
+    file.seek(0)
+    text = file.read(LONGEST).decode("utf-8-sig", "surrogateescape")
     lists, fields, broken = dict[str, int](), set[str](), False
 
     def skip(at: int) -> int:
@@ -289,7 +281,7 @@ def _rows_inside(text: str, first: RawRow) -> Iterator[RawRow]:
         raise ValueError("the text ends")
 
     try:
-        decode, at = json.JSONDecoder().raw_decode, 0
+        decode, at = json.JSONDecoder().raw_decode, skip(0)
         while text[at] in "{,":
             field, at = decode(text, skip(at + 1))
             fields.add(field)
@@ -303,20 +295,16 @@ def _rows_inside(text: str, first: RawRow) -> Iterator[RawRow]:
     if begin is None or PROMPT_COLUMNS & fields:
         return
     window = _Window(io.BytesIO(text[begin:].encode("utf-8", "surrogateescape")))
-    window.line = first.line + text.count("\n", 0, begin)
+    window.line += text.count("\n", 0, begin)
     if (yield from _values(window, first.file, "]")) and broken:
         yield first
 
 
-def _unwrapped(read: Callable[[list[str]], Iterator[RawRow]]) -> Iterator[RawRow]:
+def _unwrapped(rows: Iterator[RawRow], file: IO[bytes]) -> Iterator[RawRow]:
     """The rows of a file, or those in its only row, if that is an object which holds a list of rows and nothing else to read."""
-    faulty: list[str] = []
-    rows = read(faulty)
-    first = next(rows, None)
-    texts = list(faulty)
-    second = next(rows, None)
-    if first is not None and second is None and texts:
-        yield from list(_rows_inside(texts[0], first)) or [first]
+    first, second = next(rows, None), next(rows, None)
+    if first is not None and second is None and first.problem:
+        yield from list(_rows_inside(file, first)) or [first]
         return
     if first is not None and second is None and isinstance(first.row, dict) and not PROMPT_COLUMNS & first.row.keys():
         inside = next((first.row[name] for name in WRAPPERS if isinstance(first.row.get(name), list)), None)
@@ -488,9 +476,10 @@ def _parse(file: io.BufferedReader, name: str, suffixes: Sequence[str], columns:
     elif opening == b"[" and not _has_an_array_a_line(start):
         yield from _json_array(file, name)
     elif _spans_lines(start):
-        yield from _unwrapped(lambda faulty: _values(_Window(file), name, "", faulty))
+        window = _Window(file)  # kept, because it would close the file at its end
+        yield from _unwrapped(_values(window, name, ""), file)
     elif kind in (".json", ".jsonl", ".ndjson") or opening in (b"{", b"["):
-        yield from _unwrapped(lambda faulty: _json_lines(file, name, faulty=faulty))
+        yield from _unwrapped(_json_lines(file, name), file)
     elif b"\0" in start:
         remedy = "give JSON, JSON lines, CSV, TSV, Parquet or text, plain or gzipped"
         raise UserError("neither text nor Parquet", file=name, remedy=remedy)

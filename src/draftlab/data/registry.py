@@ -6,11 +6,13 @@ import csv
 import functools
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from draftlab.errors import UserError
 from draftlab.files.checkout import WORKFLOW
 
 TABLE = WORKFLOW / "datasets.csv"
+Split = Literal["train", "eval"]
 
 
 @dataclass(frozen=True)
@@ -38,10 +40,11 @@ class Dataset:
     citation: str
     notes: str
 
-    def lies_in(self, folder: Path) -> bool:
-        """Whether a folder has raw files of the dataset."""
-        found = (file.name for pattern in self.raw_train.split() for file in folder.glob(pattern))
-        return any(not name.startswith(".") for name in found)
+    def files_in(self, folder: Path, split: Split) -> list[list[Path]]:
+        """The raw files of a split by pattern, without patterns that match none. Hidden files are none of the dataset's (macOS writes them)."""
+        patterns = (self.raw_train if split == "train" else self.raw_eval).split()
+        found = ([file for file in folder.glob(pattern) if not file.name.startswith(".")] for pattern in patterns)
+        return [sorted(files) for files in found if files]
 
 
 @functools.cache

@@ -16,14 +16,13 @@ from typing import Any, Literal, Protocol, get_args
 
 from draftlab.data import companions, formats, generators, registry
 from draftlab.data.readers import RawRow, plain, read_rows
-from draftlab.data.registry import Dataset
+from draftlab.data.registry import Dataset, Split
 from draftlab.errors import UserError, printable
 from draftlab.files import hub, packages
 from draftlab.files.digests import sha256
 from draftlab.files.json_files import read_json, read_jsonl, write_json, write_jsonl
 from draftlab.files.seals import content_digest
 
-Split = Literal["train", "eval"]
 SPLITS: tuple[Split, ...] = get_args(Split)
 COMMIT = re.compile(r"[0-9a-f]{40}")
 SourceName = Literal["generator", "raw", "hub", "fetched"]
@@ -85,12 +84,10 @@ class RawFiles:
         return [file for split in SPLITS for files in self._matches(split)[1:] for file in files]
 
     def _matches(self, split: Split) -> list[list[Path]]:
-        """The files that match each pattern, without patterns that match none. Hidden files are none of the dataset's (macOS writes them)."""
+        """The files that match each pattern."""
         if self.path.is_file():
             return [[self.path]] if split == "train" else []
-        patterns = (self.dataset.raw_train if split == "train" else self.dataset.raw_eval).split()
-        found = ([file for file in self.path.glob(pattern) if not file.name.startswith(".")] for pattern in patterns)
-        return [sorted(files) for files in found if files]
+        return self.dataset.files_in(self.path, split)
 
     def rows(self, split: Split) -> Iterator[RawRow]:
         for file in self.files(split):
@@ -189,7 +186,7 @@ def open_source(
 
 def _is_packaged(dataset: Dataset, source: SourceName, raw: Path | None) -> bool:
     """Whether real rows come from a package, in place of generated rows or of a raw folder without the dataset."""
-    absent = source == "raw" and raw is not None and raw.is_dir() and not dataset.lies_in(raw)
+    absent = source == "raw" and raw is not None and raw.is_dir() and not dataset.files_in(raw, "train")
     return dataset.name in packages.PACKAGES and (source == "generator" or absent)
 
 

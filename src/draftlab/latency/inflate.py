@@ -9,7 +9,6 @@ GGUF file made from it tell that the size is emulated.
 from __future__ import annotations
 
 import math
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,7 @@ from draftlab.files.atomic import atomic_dir, check_replaceable
 from draftlab.files.json_files import write_json
 from draftlab.files.seals import seal
 from draftlab.models.checkpoint import Array, Checkpoint, expected_shapes, head_dim
-from draftlab.models.config import TOOL_TEMPLATE, read_config
+from draftlab.models.config import TOOL_TEMPLATE, copy_files, read_config
 
 ZERO = ("self_attn.o_proj.weight", "mlp.down_proj.weight", "embed_tokens.weight")
 """Tensors that write to the residual stream: their added parts are zero."""
@@ -62,12 +61,9 @@ def inflate(model: Path, out: Path, *, layers: int, ffn: int | None = None, widt
             trained = trained / np.float32(math.sqrt(widths))
         tensors[name] = _grow(trained, name, shape, rng, scale)
     with atomic_dir(out) as temporary:
-        for file in [*model.glob("*.json"), *model.glob("*.jinja")]:
-            if not file.name.endswith(".index.json"):
-                shutil.copy(file, temporary)
-        if (model / TOOL_TEMPLATE).is_file():
-            (temporary / TOOL_TEMPLATE).parent.mkdir()
-            shutil.copy(model / TOOL_TEMPLATE, temporary / TOOL_TEMPLATE)
+        others = [file.name for file in model.iterdir() if file.suffix in (".json", ".jinja")]
+        others = [name for name in others if not name.endswith(".index.json")]
+        copy_files(model, temporary, [*others, TOOL_TEMPLATE])
         save_file(tensors, temporary / "model.safetensors", metadata={"format": "pt"})
         write_json(temporary / "config.json", inflated)
         seal(temporary)

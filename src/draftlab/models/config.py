@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,10 +18,11 @@ Size = Annotated[int, Field(gt=0, le=1 << 24)]
 Depth = Annotated[int, Field(gt=0, le=1 << 10)]
 Positive = Annotated[float, Field(gt=0, le=1e12)]
 Id = Annotated[int, Field(ge=-1, lt=1 << 31)]  # -1 means none in old files
-TOOL_TEMPLATE = "additional_chat_templates/tool_use.jinja"
-"""Where transformers writes the chat template for requests with tools, if it is another one."""
 Ids = Id | Annotated[list[Id], Field(min_length=1)] | None
 
+
+TOOL_TEMPLATE = "additional_chat_templates/tool_use.jinja"
+"""Where transformers writes the chat template for requests with tools, if it is another one."""
 
 STRICT = ConfigDict(strict=True, extra="allow", frozen=True, allow_inf_nan=False)
 
@@ -168,3 +171,11 @@ def _validate(kind: type[Fields], raw: dict[str, Any], file: Path) -> Fields:
         key = ".".join(map(str, first["loc"]))
         what = first["msg"].removeprefix("Value error, ")
         raise UserError(f"{key}: {what}" if key else what, file=file, remedy=remedy) from None
+
+
+def copy_files(source: Path, folder: Path, names: Iterable[str]) -> None:
+    """Copy those of the files ``names`` that a model folder has."""
+    for name in names:
+        if (source / name).is_file():
+            (folder / name).parent.mkdir(exist_ok=True)
+            shutil.copyfile(source / name, folder / name)

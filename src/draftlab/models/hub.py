@@ -18,7 +18,7 @@ from draftlab.files.json_files import write_json
 from draftlab.files.packages import package_of
 from draftlab.files.seals import content_digest, seal
 from draftlab.files.weights import is_gguf, parameter_count
-from draftlab.models.config import TOOL_TEMPLATE, context_of
+from draftlab.models.config import TOOL_TEMPLATE, context_of, copy_files
 from draftlab.models.pickled import PICKLED, PICKLED_INDEX, convert
 
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
@@ -105,10 +105,7 @@ def _link_or_copy(file: Path, out: Path) -> None:
 
 
 def _copy_tokenizer(source: Path, folder: Path, name: str) -> None:
-    for file in TOKENIZER:
-        if (source / file).is_file():
-            (folder / file).parent.mkdir(exist_ok=True)
-            shutil.copyfile(source / file, folder / file)
+    copy_files(source, folder, TOKENIZER)
     if not (folder / "config.json").is_file():
         raise UserError("no config.json", file=name, remedy="use a model in the Hugging Face layout")
     if not (folder / "tokenizer.json").is_file():

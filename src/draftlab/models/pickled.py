@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import resource
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +18,7 @@ from draftlab.files.atomic import atomic_dir
 from draftlab.files.digests import sha256
 from draftlab.files.json_files import write_json
 from draftlab.files.weights import check_no_pointer, parts_of
-from draftlab.models.config import TOOL_TEMPLATE
+from draftlab.models.config import TOOL_TEMPLATE, copy_files
 
 PICKLED = "pytorch_model*.bin"
 PICKLED_INDEX = "pytorch_model.bin.index.json"
@@ -45,12 +44,10 @@ def convert(source: Path, out: Path) -> None:
         if len(files) > 1:
             write_json(folder / "model.safetensors.index.json", {"metadata": {}, "weight_map": index})
         write_json(folder / "converted.json", digests)
-        for file in source.iterdir():
-            if file.suffix in (".json", ".txt", ".model", ".jinja") and not file.name.startswith("pytorch_model"):
-                shutil.copyfile(file, folder / file.name)
-        if (source / TOOL_TEMPLATE).is_file():
-            (folder / TOOL_TEMPLATE).parent.mkdir()
-            shutil.copyfile(source / TOOL_TEMPLATE, folder / TOOL_TEMPLATE)
+        suffixes = (".json", ".txt", ".model", ".jinja")
+        others = [file.name for file in source.iterdir() if file.suffix in suffixes]
+        others = [name for name in others if not name.startswith("pytorch_model")]
+        copy_files(source, folder, [*others, TOOL_TEMPLATE])
 
 
 def _convert_file(file: Path, safe: Path) -> None:

@@ -23,7 +23,13 @@ from draftlab.files.digests import sha256
 from draftlab.files.json_files import write_json
 from draftlab.files.seals import seal
 from draftlab.files.weights import weight_files
-from draftlab.models.config import TOOL_TEMPLATE, read_config
+from draftlab.models.config import TOOL_TEMPLATE, copy_files, read_config
+
+BESIDE = (
+    *("README.md", "tokenizer.json", "tokenizer_config.json", "generation_config.json"),
+    *("chat_template.jinja", TOOL_TEMPLATE),
+)
+"""Files of a draft that stay as they are when its head is widened."""
 
 HEAD_TOKENS = "draftlab.head_tokens"
 """In a model folder: the tensor of the tokens of a trimmed head. In a GGUF file: the key of their number."""
@@ -123,17 +129,7 @@ def widen(model: Path, out: Path) -> None:
     with atomic_dir(out) as temporary:
         write_json(temporary / "config.json", config | changed)
         save_file(widened | {HEAD: head}, temporary / "model.safetensors", metadata={"format": "pt"})
-        for name in (
-            "README.md",
-            "tokenizer.json",
-            "tokenizer_config.json",
-            "chat_template.jinja",
-            TOOL_TEMPLATE,
-            "generation_config.json",
-        ):
-            if (model / name).is_file():
-                (temporary / name).parent.mkdir(exist_ok=True)
-                (temporary / name).write_bytes((model / name).read_bytes())
+        copy_files(model, temporary, BESIDE)
         seal(temporary)
 
 

@@ -177,9 +177,8 @@ def _specialists(
 ) -> float:
     """Seconds in which a shared draft and one for each topic learn from a stream, and their arrangements decode; verification is left out."""
     topics, new, at_once = len(settings.topics), settings.max_new_tokens, settings.update_interval
-    steps = 2 * math.ceil(
-        topics * settings.stream / at_once
-    )  # the specialists together make as many as the shared draft
+    # The specialists together make as many updates as the shared draft.
+    steps = 2 * math.ceil(topics * settings.stream / at_once)
     learnt = steps * reading(card, draft, at_once, prompt + recorded)
     learnt += updating(card, draft, at_once, prompt + recorded, steps)
     rows = settings.batch or settings.requests

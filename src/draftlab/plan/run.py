@@ -280,7 +280,7 @@ def _with_data(settings: ScaleSettings, run: RunConfig) -> ScaleSettings:
         folder = Path(run.raw)
 
         def held(datasets: list[Dataset]) -> list[Dataset]:
-            return [name for name in datasets if name in PACKAGES or registry.find(name).lies_in(folder)]
+            return [name for name in datasets if name in PACKAGES or registry.find(name).files_in(folder, "train")]
 
         data = data.model_copy(update={"source": "raw", "extra": held(data.extra)})
         # Where the folder has no dataset of a pair, reading them raises the error.
