@@ -432,3 +432,17 @@ def test_an_object_is_a_row_if_it_holds_a_prompt_or_others_follow(tmp_path: Path
     broken = read(tmp_path, b'{\n"prompt": "one"}\n{\n"prompt": ', "rows.json")
     assert [row.problem is None for row in broken] == [True, False]
     assert "the rest of the file is unread" in str(broken[1].problem)
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_an_object_that_holds_more_rows_than_fit_in_memory_is_read_row_by_row(tmp_path, monkeypatch, indent, mark):
+    monkeypatch.setattr(readers, "LONGEST", 1000)
+    monkeypatch.setattr(readers, "CHUNK", 300)
+    rows = [{"prompt": f"é {number}"} for number in range(200)]
+    text = json.dumps({"version": "1", "data": rows}, indent=indent, ensure_ascii=False)
+    (tmp_path / "log.json").write_text(mark + text, encoding="utf-8")
+    read = list(readers.read_rows(tmp_path / "log.json"))
+    assert [row.row for row in read] == rows
+    assert not any(row.problem for row in read)
+    assert [row.line for row in read[:2]] == ([4, 7] if indent else [1, 1])

@@ -269,9 +269,13 @@ WRAPPERS = ("data", "rows", "examples", "records", "requests")
 
 
 def _rows_inside(file: IO[bytes], first: RawRow) -> Iterator[RawRow]:
-    """The rows of a file that is one object which holds a list of them, where some are bad; nothing if it holds none, or a prompt of its own."""
+    """The rows of a file that is one object which holds a list of them, where some are bad or all together are too long to hold.
+
+    Nothing if it holds no list, or a prompt of its own.
+    """
     file.seek(0)
-    text = file.read(LONGEST).decode("utf-8-sig", "surrogateescape")
+    start = file.read(LONGEST)
+    text = start.decode("utf-8", "surrogateescape").removeprefix("\ufeff")
     lists, fields, broken = dict[str, int](), set[str](), False
 
     def skip(at: int) -> int:
@@ -290,11 +294,12 @@ def _rows_inside(file: IO[bytes], first: RawRow) -> Iterator[RawRow]:
                 lists[field] = at + 1
             at = skip(decode(text, at)[1])
     except (ValueError, IndexError, RecursionError, TypeError):
-        broken = True
+        broken = len(start) < LONGEST
     begin = next((lists[name] for name in WRAPPERS if name in lists), None)
     if begin is None or PROMPT_COLUMNS & fields:
         return
-    window = _Window(io.BytesIO(text[begin:].encode("utf-8", "surrogateescape")))
+    file.seek(len(start) - len(text[begin:].encode("utf-8", "surrogateescape")))
+    window = _Window(file)
     window.line += text.count("\n", 0, begin)
     if (yield from _values(window, first.file, "]")) and broken:
         yield first
@@ -304,7 +309,9 @@ def _unwrapped(rows: Iterator[RawRow], file: IO[bytes]) -> Iterator[RawRow]:
     """The rows of a file, or those in its only row, if that is an object which holds a list of rows and nothing else to read."""
     first, second = next(rows, None), next(rows, None)
     if first is not None and second is None and first.problem:
-        yield from list(_rows_inside(file, first)) or [first]
+        inside = _rows_inside(file, first)
+        yield next(inside, first)
+        yield from inside
         return
     if first is not None and second is None and isinstance(first.row, dict) and not PROMPT_COLUMNS & first.row.keys():
         inside = next((first.row[name] for name in WRAPPERS if isinstance(first.row.get(name), list)), None)
