@@ -364,6 +364,25 @@ def test_more_work_takes_more_hours(experiment: str, name: str, once: Any, more:
         assert longer > fewer * (1 + (name != "schemes") * 1e-3)
 
 
+def test_heads_read_the_target_once_to_learn_and_once_more_to_serve() -> None:
+    planned, card = run(experiments="osd_medusa"), GPUS["a100-80"]
+    settings = next(iter(planned.cells("osd_medusa").values()))[0].settings
+    pair = planned.settings.pairs[settings.pair]
+    target = needs.model_of(pair, "target").sizes  # type: ignore[union-attr]
+    new, count = pair.answers.max_new_tokens, settings.update_interval
+    weights = len(settings.widths) * target.hidden * (target.hidden + target.vocab)
+    learnt = 6 * weights * count * new / (card.teraflops * 1e12 * hours.LEARNING)
+    read = reading(card, target, count, 256 + new)
+    few = settings.model_copy(update={"warm": ["gsm8k"], "warm_requests": 8, "requests": 80})
+
+    def more(**changes: int) -> float:
+        taken = [hours.of_variant(planned, few.model_copy(update=update), card, 256) or 0.0 for update in (changes, {})]
+        return taken[0] - taken[1]
+
+    assert more(warm_requests=8 + count) == pytest.approx(read + learnt)
+    assert more(requests=80 + count) > 2 * read + learnt
+
+
 def test_texts_are_written_once_for_all_schemes_of_a_target() -> None:
     """So a replayed scheme costs nothing more, and one that decodes costs what decoding does."""
     planned, card = run(experiments="beyond_verifiers"), GPUS["a100-80"]
