@@ -309,9 +309,9 @@ def _unwrapped(rows: Iterator[RawRow], file: IO[bytes]) -> Iterator[RawRow]:
     """The rows of a file, or those in its only row, if that is an object which holds a list of rows and nothing else to read."""
     first, second = next(rows, None), next(rows, None)
     if first is not None and second is None and first.problem:
-        inside = _rows_inside(file, first)
-        yield next(inside, first)
-        yield from inside
+        again = _rows_inside(file, first)
+        yield next(again, first)
+        yield from again
         return
     if first is not None and second is None and isinstance(first.row, dict) and not PROMPT_COLUMNS & first.row.keys():
         inside = next((first.row[name] for name in WRAPPERS if isinstance(first.row.get(name), list)), None)
