@@ -511,6 +511,34 @@ def test_probes_survive_a_killed_run(results, tmp_path, monkeypatch):
     pd.testing.assert_frame_equal(straight, resumed)
 
 
+def test_measurements_of_other_held_out_requests_are_left_aside(results, tmp_path, monkeypatch):
+    """After a kill the held-out requests became fewer; the draft and what it learns from stayed."""
+    monkeypatch.setattr(training, "CHECKPOINT_SECONDS", 0.0)
+    mine = tmp_path / "mine"
+    shutil.copytree(results, mine)
+    update, calls = training.update, []
+
+    def killed(*given):
+        calls.append(1)
+        if len(calls) == 9:
+            raise Killed
+        return update(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "update", killed)
+        with pytest.raises(Killed):
+            run(mine, tmp_path / "killed", epochs=2, probes=2)
+    held_out = load_pass(mine / "answers/toy.eval")
+    answers = held_out.answers[:8]
+    positions = sum(len(answer.answer_ids) for answer in answers)
+    shutil.rmtree(mine / "answers/toy.eval")
+    fewer = dataclasses.replace(held_out, answers=answers, log_probs=held_out.log_probs[:positions].clone())
+    fewer.save(mine / "answers/toy.eval")
+    again, _ = run(mine, tmp_path / "killed", epochs=2, probes=2)
+    straight, _ = run(mine, tmp_path / "straight", epochs=2, probes=2)
+    pd.testing.assert_frame_equal(again, straight)
+
+
 def test_a_checkpoint_of_another_architecture_is_left_aside(results, tmp_path, monkeypatch):
     monkeypatch.setattr(training, "CHECKPOINT_SECONDS", 0.0)
     path = tmp_path / "c.safetensors"

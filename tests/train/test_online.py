@@ -1,6 +1,7 @@
 """Online distillation on a toy pair: what is measured before it is learnt, lag, replay, gates, routes, and live serving."""
 
 import dataclasses
+import shutil
 from types import SimpleNamespace
 
 import numpy as np
@@ -169,6 +170,34 @@ def test_a_killed_stream_goes_on_to_the_same_bytes(results, tmp_path, monkeypatc
     for name in ("rows.csv", "draft/model.safetensors"):
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     assert not [file for file in (tmp_path / "killed").iterdir() if file.name.startswith(".")]
+
+
+def test_probes_of_other_held_out_requests_are_left_aside(results, tmp_path, monkeypatch):
+    """After a kill the held-out requests became fewer; the draft and its stream stayed."""
+    monkeypatch.setattr(training, "CHECKPOINT_SECONDS", 0.0)
+    mine = tmp_path / "mine"
+    shutil.copytree(results, mine)
+    real, calls = online.replay_server, []
+
+    def replay(*given):
+        calls.append(1)
+        if len(calls) == 5:
+            raise Killed
+        return real(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(online, "replay_server", replay)
+        with pytest.raises(Killed):
+            run(mine, tmp_path / "killed", probes=3)
+    held_out = load_pass(mine / "answers/toy.eval")
+    answers = held_out.answers[:8]
+    positions = sum(len(answer.answer_ids) for answer in answers)
+    shutil.rmtree(mine / "answers/toy.eval")
+    fewer = dataclasses.replace(held_out, answers=answers, log_probs=held_out.log_probs[:positions].clone())
+    fewer.save(mine / "answers/toy.eval")
+    again, _ = run(mine, tmp_path / "killed", probes=3)
+    straight, _ = run(mine, tmp_path / "straight", probes=3)
+    pd.testing.assert_frame_equal(again, straight)
 
 
 def test_the_draft_at_the_end_of_the_stream_is_kept_with_the_loss_of_every_update(results, tmp_path, stream):

@@ -118,6 +118,11 @@ class Bench:
         """The file of a finished part of this variant."""
         return self.parts / f"{self.number}.{name}" if self.parts else None
 
+    def checkpoint(self, name: str = "checkpoint") -> Path:
+        """The file of a training under way. It lies with the parts, so it is not continued after a change of anything that the job reads."""
+        file = f"{name}.safetensors"
+        return self.part(file) or self.out / f".{self.number}.{file}"
+
     def rows(self, name: str, make: Callable[[], pd.DataFrame]) -> pd.DataFrame:
         """The rows of one part, which ``make`` computes unless a killed job had finished it."""
         import pandas as pd

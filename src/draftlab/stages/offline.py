@@ -78,7 +78,7 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     draft = folders.draft(settings)
     eos_ids = folders.tokenizer.eos_ids
     scene = Scene(draft, recorded, target, inputs.max_new_tokens, eos_ids, settings.sample_batch)
-    rows, effort = distil(scene, held_out, settings, checkpoint=bench.out / f".{bench.number}.checkpoint.safetensors")
+    rows, effort = distil(scene, held_out, settings, checkpoint=bench.checkpoint())
     is_wanted = bench.labels.get("method") == settings.save if settings.save else True
     if is_wanted and is_first_process():
         bench.once("saved", lambda: folders.save(draft, settings.draft, bench.out / "draft"))

@@ -297,7 +297,7 @@ def _drafts(settings: Settings, stream: Traffic) -> dict[str, list[int]]:
 
 def _checkpoint(settings: Settings, bench: Bench, name: str) -> Path | None:
     """Where training is kept; a run that is timed begins anew if it is killed, because its CPU time before that is lost."""
-    return None if settings.timed else bench.out / f".{bench.number}.{name}.safetensors"
+    return None if settings.timed else bench.checkpoint(name)
 
 
 def _prepare(

@@ -64,8 +64,7 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     before = token_counts(draft, held_out, settings.draft_len).assign(method="original")
     requests = range(len(recorded.answers))
     steps = settings.epochs * math.ceil(len(requests) / settings.batch)
-    checkpoint = bench.out / f".{bench.number}.checkpoint.safetensors"
-    effort = train(Scene(draft, recorded), requests, steps, settings, checkpoint=checkpoint)
+    effort = train(Scene(draft, recorded), requests, steps, settings, checkpoint=bench.checkpoint())
     after = token_counts(draft, held_out, settings.draft_len).assign(method="distilled")
     table = pd.concat([before, after], ignore_index=True).assign(seed=settings.seed, dataset=settings.dataset)
     texts = {token: folders.tokenizer.decode([token]) for token in table["token"].unique()}
