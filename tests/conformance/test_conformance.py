@@ -272,6 +272,20 @@ def test_mutants_of_sequences_are_caught(mutant: Callable[..., dict[tuple[int, .
     assert check_sequence_distribution(mutant, "iid", 3, 2, drafts).error > 1e-3
 
 
+def test_faults_that_cancel_over_the_drafted_sequences_are_caught() -> None:
+    """One drafted token gives too much and another too little, so that the sum over the drafts is the target's."""
+
+    def shifted(target: Tensor, draft: Tensor, tokens: Tensor) -> dict[tuple[int, ...], float]:
+        chances = sequences_distribution(specinfer, target, draft, tokens)
+        drafted = int(tokens[0, 0])
+        if drafted < 2:
+            shift = 0.01 / float(draft[0, 0, drafted])
+            chances[(2,)] = chances.get((2,), 0) + (shift if drafted else -shift)
+        return chances
+
+    assert check_sequence_distribution(shifted, "iid", 3, 1, 1).error > 1e-3
+
+
 @pytest.mark.parametrize("mutant", [bonus_from_the_draft, bonus_of_the_last_position])
 def test_mutants_of_sequences_are_caught_from_their_samples(
     mutant: Callable[..., dict[tuple[int, ...], float]],

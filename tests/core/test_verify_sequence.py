@@ -13,12 +13,14 @@ from scipy.stats import chisquare
 from torch import Tensor
 
 from draftlab.conformance import Budget, check_sequence_distribution, check_verifier
+from draftlab.core.tree import Tree
 from draftlab.core.verify import PATH_VERIFIERS
 from draftlab.core.verify.block import block
 from draftlab.core.verify.path import single_path
 from draftlab.core.verify.rrs import rrs
 from draftlab.core.verify.sequence import sequences_distribution, verify_sequences
 from draftlab.core.verify.single import single
+from draftlab.core.verify.specinfer import specinfer
 from draftlab.errors import UserError
 from tests.verify_cases import TOKEN_VERIFIERS, TREE_VERIFIERS, random_distributions
 
@@ -256,6 +258,16 @@ def test_leaves_of_a_tree_share_their_drafts() -> None:
     for emitted, chance in distribution.items():
         marginal[emitted[0]] += chance
     torch.testing.assert_close(marginal, first)
+
+
+def test_of_equal_siblings_the_path_that_was_judged_deepest_is_the_outcome() -> None:
+    """Both siblings are accepted. One ends there, and the other has a child, which is judged and rejected."""
+    tree = Tree.of_parents([-1, 0, 0, 2])
+    target = torch.tensor([1.0, 0.0], dtype=torch.float64).expand(1, 2, 3, 2)
+    draft = torch.full((1, 2, 2, 2), 0.5, dtype=torch.float64)
+    tokens = torch.tensor([[[0, 0], [0, 1]]])
+    outcome = verify_sequences(specinfer, target, draft, tokens, torch.Generator().manual_seed(0), tree=tree)
+    assert [int(value) for value in (outcome.path, outcome.length, outcome.token)] == [1, 1, 0]
 
 
 @pytest.mark.parametrize("name", TREE_VERIFIERS)

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from draftlab.core.sampling import Sampling
+from draftlab.core.tree import Tree
 from draftlab.core.verify import PATH_VERIFIERS
 from draftlab.engine.recording import record
-from draftlab.engine.replay import Agreement, agree_along, agreement, replay, walk
+from draftlab.engine.replay import Agreement, agree_along, agreement, replay, tree_agreement, walk
 from draftlab.errors import UserError
 from draftlab.models.llama import Llama, LlamaConfig
 
@@ -178,6 +179,13 @@ def test_greedy_agreement_is_where_the_draft_would_say_the_same() -> None:
     assert agree.lengths == [got.lengths[number] for number in (4, 0, 7)]
     np.testing.assert_array_equal(agree.ratio, np.array(flags, dtype=float))
     np.testing.assert_array_equal(agree.overlap, agree.ratio)
+
+
+def test_of_tied_tokens_a_tree_guesses_as_many_as_its_width() -> None:
+    logits = torch.tensor([1.0, 1.0, 1.0, 0.0]).expand(1, 3, 4)
+    for width in (1, 2):
+        agree = tree_agreement(logits, torch.tensor([0, 1, 2]), [3], Tree.of_widths([width]))
+        assert agree.ratio.sum() == width
 
 
 def test_bad_input_is_refused() -> None:

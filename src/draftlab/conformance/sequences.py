@@ -33,17 +33,20 @@ def check_sequence_distribution(
     """Compare the exact distribution of the first ``draft_len + 1`` emitted tokens with the target's, over every drafted sequence.
 
     ``distribution(target_probs[drafts, positions, vocab], draft_probs[drafts, path, vocab], tokens[drafts, path])`` gives the probability of each
-    tuple of emitted tokens, which the target then continues.
+    tuple of emitted tokens, which the target then continues. For every drafted sequence these must be probabilities, with sum 1.
     """
     models = _models(drafting, vocab, draft_len, num_drafts, seed)
     emitted = torch.zeros((vocab,) * (draft_len + 1), dtype=torch.float64)
-    count = 0
+    count, improper = 0, torch.zeros((), dtype=torch.float64)
     for drafted in _enumerate_drafts(models, drafting, draft_len):
         target, draft = models.along(drafted.tokens)
-        for tokens, chance in distribution(target, draft, drafted.tokens).items():
+        chances = distribution(target, draft, drafted.tokens)
+        values = torch.tensor(list(chances.values()), dtype=torch.float64)
+        improper = torch.stack([improper, (values.sum() - 1).abs(), *-values]).max()
+        for tokens, chance in chances.items():
             emitted[tokens] += drafted.chance * chance * models.continuation(tokens, draft_len + 1 - len(tokens))
         count += 1
-    error = (emitted - models.continuation((), draft_len + 1)).abs().max()
+    error = (emitted - models.continuation((), draft_len + 1)).abs().max().maximum(improper)
     return Exact(float(error.nan_to_num(math.inf)), f"{vocab} tokens, length {draft_len}, {num_drafts} drafts", count)
 
 

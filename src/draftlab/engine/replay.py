@@ -108,9 +108,11 @@ def tree_agreement(
     tree: Tree,
 ) -> Agreement:
     """Whether each emitted token is among a tree's greedy guesses, at every depth that it may have in a block."""
-    emitted_logit = head_logits.gather(-1, tokens.expand(len(head_logits), -1)[..., None])
-    rank = (head_logits > emitted_logit).sum(-1)
-    flags = (rank < torch.tensor(tree.widths, device=rank.device)[:, None]).T.double().cpu().numpy()
+    guessed = [
+        (logits.topk(width).indices == tokens[:, None]).any(-1)
+        for logits, width in zip(head_logits, tree.widths, strict=True)
+    ]
+    flags = torch.stack(guessed, -1).double().cpu().numpy()
     return Agreement(list(lengths), flags, flags, flags)
 
 

@@ -106,7 +106,9 @@ def verify_sequences(
             active[rows[goes_on]] = agrees[goes_on]
             accepted[rows[goes_on]] += 1
             token[rows[~goes_on]] = emitted[~goes_on]
-    path = active.double().argmax(-1)
+    # Of equal siblings, one may end a path early. The path that reaches deepest shows all positions that were judged.
+    reach = torch.ones(drafts) if tree is None else 1 + tree.exists.sum(-1)
+    path = (active * reach.to(active.device)).argmax(-1)
     whole = (token < 0).nonzero()[:, 0]
     if len(whole):
         token[whole] = draw(target_probs[whole, path[whole], accepted[whole]], 1, generator)[:, 0]
