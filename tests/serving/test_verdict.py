@@ -27,7 +27,7 @@ from draftlab.models.lookup import Lookup
 from draftlab.models.ngrams import Ngrams
 from draftlab.models.tokenizer import train_tokenizer
 from draftlab.plan.run import run_of
-from draftlab.report import card
+from draftlab.report import card, verdict_command
 from draftlab.report.verdict_command import VerdictSettings, alone, commands, judge_run, lines, page, run
 from draftlab.serving import costs as block_costs
 from draftlab.serving import verdict
@@ -105,11 +105,11 @@ FACTS = {
 
 def decide(rows: pd.DataFrame, costs: BlockCosts = COSTS, facts: dict[str, object] = FACTS, **more: object) -> Verdict:
     """A verdict whose simulated loads are few and short."""
-    said = {"log": "log.jsonl", "target": "T", "draft": "D", "temperature": 0.0, "left_out": {}}
+    said = {"log": "log.jsonl", "target": "T", "draft": "D", "temperature": 0.0, "left_out": {}} | more
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(verdict, "ARRIVALS", 40)
         patch.setattr(verdict, "LOADS", 3)
-        return verdict.decide(rows, costs, facts, **said, **more)  # type: ignore[arg-type]
+        return verdict.decide(rows, costs, facts, **said)  # type: ignore[arg-type]
 
 
 CURVE = {"as_it_comes": 0, "distilled_on_eighth": 50, "distilled_on_quarter": 100, "distilled": 400}
@@ -959,6 +959,26 @@ def test_a_server_may_write_the_answers(tmp_path: Path, monkeypatch: pytest.Monk
     assert (there.engine, there.url, there.max_new_tokens) == ("openai", "http://host:8000/v1", 32)
     with pytest.raises(UserError, match="url is not a plain http"):
         run(replace(asked, server="host:8000"), tmp_path / "out")
+
+
+def test_verdicts_at_two_temperatures_are_both_kept_and_say_their_temperature(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(verdict_command, "_run_workflow", lambda *_: tmp_path / "run")
+    monkeypatch.setattr(verdict_command.card, "write", lambda *_: None)
+    judged = {t: decide(table(0.8), temperature=t) for t in (0, 1)}
+    monkeypatch.setattr(verdict_command, "judge_run", lambda _, settings, *__: judged[settings.temperature])
+    log = answer_file(tmp_path, [f'{{"prompt": "how much is {i} + {i}?"}}' for i in range(60)])
+    found = [
+        run(VerdictSettings(log, "T", draft=drafts, temperature=temperature), tmp_path / "out")
+        for drafts in ((), ("A", "B"))
+        for temperature in (0, 1, 0)
+    ]
+    kept = [Verdict.model_validate_json((folder / "verdict.json").read_text()) for own in found for folder, _ in own]
+    assert [one.temperature for one in kept] == [0, 1, 0, 0, 0, 1, 1, 0, 0]
+    assert found[0][0][0] == tmp_path / "out"
+    assert ["at temperature 1" in lines(own)[-1] for own in found] == [False, True, False] * 2
+    assert "at temperature 1; costs" in lines(found[1])[-1]
 
 
 @pytest.mark.parametrize(

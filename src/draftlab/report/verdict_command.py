@@ -73,7 +73,7 @@ class VerdictSettings:
     trace: Path | None = None
     """a file with the arrivals of your requests"""
     temperature: int = 0
-    """temperature of the answers: 0 or 1"""
+    """temperature of the answers: 0 or 1; the verdict at 1 is written to its own folder, temperature_1"""
     template: Template | None = None
     """the chat template for prompts to the target; without one, its tokenizer's own"""
     answer_tokens: int | None = None
@@ -109,6 +109,7 @@ def run(settings: VerdictSettings, out: Path | None) -> list[tuple[Path, Verdict
         name = _name(settings, draft)
         digest = name.rpartition("-")[2]  # two drafts may have the same short name
         folder = (out or Path("results") / name) / (f"{_short(draft)}-{digest}" if len(settings.draft) > 1 else "")
+        folder /= f"temperature_{settings.temperature}" if settings.temperature else ""  # beside the one at 0
         if distinct < LEAST:
             without = "".join(f"; left out: {count} {why}" for why, count in left_out.items())
             what = f"{distinct} usable requests, but {LEAST} are needed: half of them are held out{without}"

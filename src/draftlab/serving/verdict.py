@@ -407,7 +407,8 @@ def lines(verdict: Verdict) -> list[str]:
     ]
     fastest += [f"left out: {count} {why}" for _, at in load[:1] for why, count in at.left_out.items()]
     simulated = [verdict.load_sentence, "Fastest under load: " + "; ".join(fastest)] if load else []
-    where = f"One request at a time, {verdict.measured_on}; costs {verdict.costs}{verdict.cut_off}"
+    temperature = f" at temperature {verdict.temperature:g}" if verdict.temperature else ""
+    where = f"One request at a time, {verdict.measured_on}{temperature}; costs {verdict.costs}{verdict.cut_off}"
     left_out = ", ".join(f"{count} {why}" for why, count in verdict.left_out.items())
     return [verdict.sentence, "; ".join(options), *simulated, *([f"Left out: {left_out}"] if left_out else []), where]
 
