@@ -200,8 +200,8 @@ def _relate(contrast: Contrast, one: pd.DataFrame, two: pd.DataFrame, tables: Ta
     if tables.is_exact(contrast.left):
         other = contrast.right if isinstance(contrast.right, Selection) else contrast.left
         sides = _estimate(contrast.left, one, tables).estimate, _estimate(other, two, tables).estimate
-        value = 100 * _quotient(*sides) + less if percent else sides[0] - sides[1]
-        return Interval(value, np.nan, np.nan, len(one))
+        apart = 100 * _quotient(*sides) + less if percent else sides[0] - sides[1]
+        return Interval(apart, np.nan, np.nan, len(one))
     units = one.index.union(two.index, sort=False)
     paired = len(units) < len(one) + len(two)
     least = min(len(one), len(two))
