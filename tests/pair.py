@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ import pandas as pd
 import torch
 
 from draftlab.core.sampling import Sampling
-from draftlab.engine.recording import record
+from draftlab.engine.recording import load_pass, record
 from draftlab.files.json_files import read_object
 from draftlab.models import LanguageModel
 from draftlab.models.llama import Llama, LlamaConfig
@@ -57,6 +59,17 @@ def make_results(folder: Path, small: Callable[[int, int], LanguageModel] = smal
                 generator=torch.Generator().manual_seed(0),
             )  # fmt: skip
             warm.save(folder / "answers" / f"{dataset}.{split}.t1")
+
+
+def keep_held_out(results: Path, count: int) -> None:
+    """Keep only the first ``count`` held-out requests of ``toy``."""
+    folder = results / "answers/toy.eval"
+    whole = load_pass(folder)
+    positions = sum(whole.lengths[:count])
+    shutil.rmtree(folder)
+    dataclasses.replace(whole, answers=whole.answers[:count], log_probs=whole.log_probs[:positions].clone()).save(
+        folder
+    )
 
 
 def inputs_of(results: Path, kind: type[Distillation] = Distillation, **more: Any) -> Distillation:

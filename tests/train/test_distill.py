@@ -25,7 +25,7 @@ from draftlab.train import folders, heads, learning, offline, replay_log, source
 from draftlab.train.designs import trim_head
 from draftlab.train.settings import ReplayLog
 from tests.conftest import ROOT
-from tests.pair import alpha, inputs_of, run_cell, weights
+from tests.pair import alpha, inputs_of, keep_held_out, run_cell, weights
 
 VALUES = {"dataset": "toy", "epochs": 8, "batch": 8, "learning_rate": 1e-2, "draft_len": 3}
 
@@ -528,12 +528,7 @@ def test_measurements_of_other_held_out_requests_are_left_aside(results, tmp_pat
         patch.setattr(training, "update", killed)
         with pytest.raises(Killed):
             run(mine, tmp_path / "killed", epochs=2, probes=2)
-    held_out = load_pass(mine / "answers/toy.eval")
-    answers = held_out.answers[:8]
-    positions = sum(len(answer.answer_ids) for answer in answers)
-    shutil.rmtree(mine / "answers/toy.eval")
-    fewer = dataclasses.replace(held_out, answers=answers, log_probs=held_out.log_probs[:positions].clone())
-    fewer.save(mine / "answers/toy.eval")
+    keep_held_out(mine, 8)
     again, _ = run(mine, tmp_path / "killed", epochs=2, probes=2)
     straight, _ = run(mine, tmp_path / "straight", epochs=2, probes=2)
     pd.testing.assert_frame_equal(again, straight)

@@ -26,7 +26,7 @@ from draftlab.train.folders import Folders
 from draftlab.train.learning import losses_at
 from draftlab.train.live import live_server
 from draftlab.train.online import positions_to_learn
-from tests.pair import ROOM, alpha, run_cell, weights
+from tests.pair import ROOM, alpha, keep_held_out, run_cell, weights
 
 VALUES = {"dataset": "toy", "batch": 8, "learning_rate": 1e-2, "update_interval": 8, "draft_len": 3}
 OTHER = {"toy": "other", "other": "toy"}
@@ -189,12 +189,7 @@ def test_probes_of_other_held_out_requests_are_left_aside(results, tmp_path, mon
         patch.setattr(online, "replay_server", replay)
         with pytest.raises(Killed):
             run(mine, tmp_path / "killed", probes=3)
-    held_out = load_pass(mine / "answers/toy.eval")
-    answers = held_out.answers[:8]
-    positions = sum(len(answer.answer_ids) for answer in answers)
-    shutil.rmtree(mine / "answers/toy.eval")
-    fewer = dataclasses.replace(held_out, answers=answers, log_probs=held_out.log_probs[:positions].clone())
-    fewer.save(mine / "answers/toy.eval")
+    keep_held_out(mine, 8)
     again, _ = run(mine, tmp_path / "killed", probes=3)
     straight, _ = run(mine, tmp_path / "straight", probes=3)
     pd.testing.assert_frame_equal(again, straight)

@@ -119,7 +119,7 @@ class Bench:
         return self.parts / f"{self.number}.{name}" if self.parts else None
 
     def checkpoint(self, name: str = "checkpoint") -> Path:
-        """The file of a training under way. It lies with the parts, so it is not continued after a change of anything that the job reads."""
+        """The file of a training under way. It lies with the finished parts: a change of anything that the job reads removes it too."""
         file = f"{name}.safetensors"
         return self.part(file) or self.out / f".{self.number}.{file}"
 
