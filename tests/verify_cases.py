@@ -1,4 +1,4 @@
-"""What the tests of verifiers share: the verifiers of each kind, and random small distributions of several families."""
+"""What the tests of verifiers share: random small distributions of several families."""
 
 from __future__ import annotations
 
@@ -6,13 +6,6 @@ from collections.abc import Iterator
 
 import torch
 from torch import Generator, Tensor
-
-from draftlab.core.verify import VERIFIERS
-from draftlab.core.verify.token import TokenVerifier
-from draftlab.core.verify.tree import TreeVerifier
-
-TOKEN_VERIFIERS = {name: v for name, v in VERIFIERS.items() if isinstance(v, TokenVerifier)}
-TREE_VERIFIERS = {name: v for name, v in VERIFIERS.items() if isinstance(v, TreeVerifier)}
 
 
 def random_distribution(vocab: int, generator: Generator) -> Tensor:

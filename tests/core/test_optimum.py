@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from draftlab.core.verify import TOKEN_VERIFIERS
 from draftlab.core.verify.joint import joint_distribution
 from draftlab.core.verify.optimum import optimal_coupling, optimum_by_lp, optimum_iid
 from draftlab.core.verify.polyhedral import acceptance_cone
 from tests.optimum import accepts_always, optimum_by_subsets, optimum_without_replacement
-from tests.verify_cases import TOKEN_VERIFIERS, random_distribution, random_pairs
+from tests.verify_cases import random_distribution, random_pairs
 
 ORACLES = [  # num_drafts, target, draft, optimum, SpecInfer's acceptance before the residual draw
     (2, "309/500 177/500 7/250", "373/1000 29/50 47/1000", "988871/1000000", "169277/200000"),

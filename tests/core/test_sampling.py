@@ -21,9 +21,9 @@ from draftlab.core.sampling import (
     restrict_pair,
     to_probs,
 )
+from draftlab.core.verify import TOKEN_VERIFIERS
 from draftlab.core.verify.joint import joint_distribution
 from draftlab.errors import UserError
-from tests.verify_cases import TOKEN_VERIFIERS
 
 
 def generator(seed: int = 0) -> torch.Generator:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
+from draftlab.core.verify import TOKEN_VERIFIERS
 from draftlab.core.verify.rrs import rrs
 from draftlab.core.verify.survivors import Order, Position, transitions
 from draftlab.core.verify.token import TokenVerifier
 from draftlab.core.verify.truncated import Truncation, truncated
 from draftlab.core.verify.typical import typical
 from draftlab.errors import UserError
-from tests.verify_cases import TOKEN_VERIFIERS, random_pairs
+from tests.verify_cases import random_pairs
 
 CLOSED = {name: v for name, v in TOKEN_VERIFIERS.items() if v.survivors}
 CLOSED |= {

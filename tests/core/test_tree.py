@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from draftlab.core.tree import Tree, optimal_tree
+from draftlab.core.verify import TOKEN_VERIFIERS
 from draftlab.core.verify.joint import joint_distribution
 from draftlab.core.verify.sequence import sequences_distribution
 from draftlab.core.verify.token import TokenVerifier
 from draftlab.errors import UserError
-from tests.verify_cases import TOKEN_VERIFIERS
 
 Context = tuple[int, ...]
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from draftlab.conformance import check_distribution
 from draftlab.conformance.tables import VerifierCase
 from draftlab.core.sampling import Drafting, draft_tokens, restrict_pair
+from draftlab.core.verify import TOKEN_VERIFIERS
 from draftlab.core.verify.acceptance import by_position
 from draftlab.core.verify.importance import full_program
 from draftlab.core.verify.joint import joint_distribution
@@ -25,7 +26,7 @@ from draftlab.core.verify.token import Acceptance, TokenVerifier
 from draftlab.core.verify.truncated import Truncation, truncated
 from draftlab.core.verify.truncated_program import split_direct, split_highs
 from draftlab.errors import UserError
-from tests.verify_cases import TOKEN_VERIFIERS, random_distribution, random_distributions, random_pairs
+from tests.verify_cases import random_distribution, random_distributions, random_pairs
 
 TOURNAMENT = sys.modules["draftlab.core.verify.optimal"]
 """The module, whose name in its package is that of the verifier."""

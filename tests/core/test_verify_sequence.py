@@ -14,7 +14,7 @@ from torch import Tensor
 
 from draftlab.conformance import Budget, check_sequence_distribution, check_verifier
 from draftlab.core.tree import Tree
-from draftlab.core.verify import PATH_VERIFIERS
+from draftlab.core.verify import PATH_VERIFIERS, TOKEN_VERIFIERS, TREE_VERIFIERS
 from draftlab.core.verify.block import block
 from draftlab.core.verify.path import single_path
 from draftlab.core.verify.rrs import rrs
@@ -22,7 +22,7 @@ from draftlab.core.verify.sequence import sequences_distribution, verify_sequenc
 from draftlab.core.verify.single import single
 from draftlab.core.verify.specinfer import specinfer
 from draftlab.errors import UserError
-from tests.verify_cases import TOKEN_VERIFIERS, TREE_VERIFIERS, random_distributions
+from tests.verify_cases import random_distributions
 
 SIZES = [(3, 2, 2), (2, 3, 2), (3, 1, 3), (2, 2, 3)]
 FITTING = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 
 from draftlab.core.sampling import Sampling, to_probs
 from draftlab.core.tree import Tree
-from draftlab.core.verify import VERIFIERS
+from draftlab.core.verify import PATH_VERIFIERS, VERIFIERS
 from draftlab.core.verify.block import block
 from draftlab.core.verify.joint import joint_distribution
 from draftlab.core.verify.optimum import optimum_iid
@@ -22,7 +23,7 @@ from draftlab.core.verify.tree import TreeVerifier
 from draftlab.engine import replay_drafts
 from draftlab.engine.generate import generate
 from draftlab.engine.replay import agreement, walk
-from draftlab.engine.replay_drafts import Survival, Texts, blocks, ceiling, survival
+from draftlab.engine.replay_drafts import Survival, Texts, blocks, ceiling, replayed_as, survival
 from draftlab.engine.speculate import BlockTrace, speculate
 from draftlab.errors import UserError
 from tests.engine.test_replay import EOS, LONGEST, VOCAB, distribution, texts
@@ -317,3 +318,11 @@ def test_the_ceiling_is_the_optimum_over_whole_prefixes(drafts: int, size: int) 
     low, high = (-0.008, 0.012) if size == texts else (-0.004, 0.3)
     assert exact + low < emitted < exact + high
     assert exact < 3 - 0.01
+
+
+def test_replay_refuses_a_tail_that_it_does_not_know() -> None:
+    """It once replayed each of them token by token."""
+    unknown = dataclasses.replace(PATH_VERIFIERS["block"], name="unknown")
+    with pytest.raises(UserError, match="replay knows no verifier 'unknown'"):
+        replayed_as(unknown)
+    assert [replayed_as(tail) for tail in (None, *PATH_VERIFIERS.values())] == ["single", "single", "block"]

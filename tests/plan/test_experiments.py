@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import yaml
@@ -297,7 +298,9 @@ def test_every_experiment_of_a_scale_has_its_models_and_datasets(scale):
     [
         (losses.LOSSES, registries.names("core.losses", "LOSSES")),
         (sources.SOURCES, registries.names("train.sources", "SOURCES")),
-        (verify.VERIFIERS, registries.names("core.verify", "VERIFIERS")),
+        (verify.TOKEN_VERIFIERS, registries.names("core.verify", "TOKEN_VERIFIERS")),
+        (verify.PATH_VERIFIERS, registries.names("core.verify", "PATH_VERIFIERS")),
+        (verify.TREE_VERIFIERS, registries.names("core.verify", "TREE_VERIFIERS")),
         (acceptance.PATHS, registries.names("stages.acceptance", "PATHS")),
     ],
 )
@@ -1028,3 +1031,13 @@ def test_values_that_a_file_does_not_set_are_not_judged(tmp_path):
     with pytest.raises(UserError, match="no rows with temperature 2"):
         plan.load_experiment(write(tmp_path, axes=axes, fixed=fixed, finding=finding))
     assert plan.load_experiment(write(tmp_path, axes=axes, fixed=fixed, finding=finding, view="budgets"))
+
+
+@pytest.mark.parametrize(
+    ("stage", "scheme"), [("acceptance", "traversal"), ("live", "traversal+block"), ("online_multidraft", "block")]
+)
+def test_a_verifier_of_another_kind_is_refused_before_any_job(stage: str, scheme: str) -> None:
+    (of_list,) = get_args(STAGES[stage].settings.model_fields["schemes"].annotation)
+    names = get_args(of_list)
+    assert "k_seq" in names
+    assert scheme not in names

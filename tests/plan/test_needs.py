@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -12,8 +12,6 @@ import torch
 from benchmarks import memory
 from draftlab import plan
 from draftlab.core.settings import Device
-from draftlab.core.verify import VERIFIERS
-from draftlab.core.verify.tree import TreeVerifier
 from draftlab.errors import UserError
 from draftlab.latency.settings import Engine
 from draftlab.latency.sizes import Sizes, known_models
@@ -23,8 +21,10 @@ from draftlab.plan import hours, needs, outlook
 from draftlab.plan.hours import GPUS, STREAMED, answering, drafting, reading, updating
 from draftlab.plan.memory import decoding, training
 from draftlab.plan.scale import Gpu
-from draftlab.stages import STAGES
+from draftlab.stages import STAGES, blocks
+from draftlab.stages._schemes import LiveScheme, is_replayed
 from draftlab.stages.blocks import Settings as Blocks
+from draftlab.stages.live import Contender
 from tests.conftest import ROOT
 
 WORKFLOW = Path(plan.WORKFLOW)
@@ -143,9 +143,11 @@ def test_specialists_and_their_target_fit_a_card_in_the_number_type_of_the_pair(
     assert peak(0) == peak(200) > 300e9
 
 
-def test_the_schemes_that_are_always_decoded_live_are_those_without_a_replay() -> None:
-    trees = {name: one for name, one in VERIFIERS.items() if isinstance(one, TreeVerifier)}
-    assert {name for name, one in trees.items() if one.selected is None} == needs.NOT_REPLAYED
+def test_the_plan_knows_which_schemes_are_counted_along_texts() -> None:
+    """The plan must not import torch, so it goes by names; the stage asks the verifiers themselves."""
+    for scheme in set(get_args(LiveScheme)) - {"plain"}:
+        contender = Contender(scheme, 2, 1.0, 1.0, 1.0, 0, 0, 0)
+        assert is_replayed(scheme) == blocks.is_counted(contender), scheme
 
 
 def test_a_draft_that_is_distilled_before_it_serves_takes_the_memory_of_its_larger_updates() -> None:

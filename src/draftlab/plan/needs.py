@@ -18,6 +18,7 @@ from draftlab.plan.run import Run
 from draftlab.plan.scale import MAIN, Pair
 from draftlab.stages import STAGES
 from draftlab.stages._decoding import Decoding
+from draftlab.stages._schemes import is_replayed
 from draftlab.stages.blocks import Settings as Blocks
 from draftlab.stages.break_even import Settings as BreakEven
 from draftlab.stages.live import Contest
@@ -28,8 +29,6 @@ from draftlab.train.settings import Offline, Serving, TimedUpdates, Training, Up
 
 RECORDED = ("teacher", "none")
 """Sources of samples for which the target does not run again."""
-NOT_REPLAYED = {"traversal"}
-"""Schemes that the stage ``blocks`` always decodes live."""
 LEAST_MB = 2000
 """The fewest megabytes that a job requests, also where nothing is known of its models."""
 SHARD = 10**10
@@ -284,7 +283,7 @@ def _drafted(pair: Pair, settings: Decoding) -> int | None:
         branching = not isinstance(settings, Contest)
         peaks.append(comparing(target.sizes, dtype, rows, prompt, new, nucleus, device, branching))
     if isinstance(settings, Contest):
-        live = rows if not isinstance(settings, Blocks) or NOT_REPLAYED & set(settings.schemes) else settings.timed
+        live = settings.timed if isinstance(settings, Blocks) and all(map(is_replayed, settings.schemes)) else rows
         peaks.append(decoding_live(live, max(settings.num_drafts)))
     return draft.sizes.parameters * BYTES[dtype] + max(peaks)
 

@@ -6,13 +6,25 @@ from typing import TYPE_CHECKING, Literal
 
 from draftlab.files.registries import names
 
+TOKENS, PATHS, TREES = (names("core.verify", f"{kind}_VERIFIERS") for kind in ("TOKEN", "PATH", "TREE"))
+"""Verifiers of one position, of one path and of a tree."""
+
 if TYPE_CHECKING:
     Verifier = str
     Scheme = str
     LiveScheme = str
 else:
-    VERIFIERS = names("core.verify", "VERIFIERS")
-    WITH_TAIL = (f"{name}+block" for name in VERIFIERS if name != "block")
-    Verifier = Literal[VERIFIERS]
-    Scheme = Literal[VERIFIERS + names("stages.acceptance", "PATHS")]
-    LiveScheme = Literal["plain", *VERIFIERS, *WITH_TAIL]
+    TAILS = tuple(name for name in PATHS if name not in TOKENS)
+    WITH_TAIL = (f"{name}+{tail}" for name in TOKENS for tail in TAILS)
+    Verifier = Literal[TOKENS + TREES]
+    Scheme = Literal[TOKENS + names("stages.acceptance", "PATHS")]
+    LiveScheme = Literal["plain", *TOKENS, *TAILS, *TREES, *WITH_TAIL]
+
+
+REPLAYED_PATHS, REPLAYED_TREES = {"single", "block"}, {"greedy_block", "optimal_block"}
+
+
+def is_replayed(scheme: str) -> bool:
+    """Whether the stage ``blocks`` counts this scheme along texts of the target; it decodes with every other one."""
+    name, _, tail = scheme.partition("+")
+    return name in {*TOKENS, *REPLAYED_PATHS, *REPLAYED_TREES} and (not tail or tail in REPLAYED_PATHS)

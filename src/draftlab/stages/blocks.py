@@ -102,7 +102,7 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
     from draftlab.engine.held_out import write_texts
 
     every = contenders(settings)
-    if live := [contender.scheme for contender in every if settings.by_depth and not _is_replayed(contender)]:
+    if live := [contender.scheme for contender in every if settings.by_depth and not is_counted(contender)]:
         raise UserError(f"{live[0]} is decoded live, which has no counts by depth", remedy="leave one of the two out")
     work = inputs.open(settings)
     of_texts, of_decoding = (torch.Generator(work.target.device).manual_seed(settings.seed) for _ in range(2))
@@ -115,9 +115,9 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
         """The rows of contenders that share a target, by replay of one text where that is possible, else by decoding."""
         sampling = settings.sampling(group[0].target_temperature, group[0].top_k)
         texts = write_texts(work, batch, sampling, settings.max_new_tokens, eos_ids, of_texts)
-        for contender, blocks in _count(filter(_is_replayed, group), texts, settings):
+        for contender, blocks in _count(filter(is_counted, group), texts, settings):
             yield contender, _replayed_rows(blocks, batch, settings.by_depth)
-        for contender in itertools.filterfalse(_is_replayed, group):
+        for contender in itertools.filterfalse(is_counted, group):
             decoded = decode_live(contender, batch)
             rows = decoded[["request_id", "blocks", "emitted", "accepted"]]
             yield contender, rows.assign(depth=-1, all_blocks=rows["blocks"], judged=decoded["visited"])
@@ -172,10 +172,13 @@ def _count(group: Iterable[Contender], texts: Texts, settings: Settings) -> Iter
                 yield replace(contender, scheme=CEILING), bound
 
 
-def _is_replayed(contender: Contender) -> bool:
-    """Whether the verifier depends on the block so far only by the number of surviving drafts."""
+def is_counted(contender: Contender) -> bool:
+    """Whether the verifier depends on the block so far only by the number of surviving drafts, and replay knows its tail."""
+    from draftlab.engine.replay_drafts import is_replayed
+
     verifier = contender.verifier
-    return getattr(verifier, "stops", None) is None or getattr(verifier, "selected", None) is not None
+    by_survivors = getattr(verifier, "stops", None) is None or getattr(verifier, "selected", None) is not None
+    return by_survivors and is_replayed(contender.tail)
 
 
 def _sizes(contender: Contender) -> tuple[int, ...]:

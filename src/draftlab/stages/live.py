@@ -17,7 +17,7 @@ from draftlab.core.settings import Count, NonNegativeInt, NotNegative
 from draftlab.stages._batches import by_batch
 from draftlab.stages._decoding import DecodedRow, Decoding, Inputs
 from draftlab.stages._measures import BLOCK_EFFICIENCY
-from draftlab.stages._schemes import LiveScheme
+from draftlab.stages._schemes import PATHS, LiveScheme
 from draftlab.stages._stage import Bench, Facts, column, stage_of, timing
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Contest(Decoding):
 
     schemes: list[LiveScheme] = Field(
         min_length=1,
-        description="how drafts are verified; NAME+block: by blocks once a single sequence is left; plain: no draft, only live",
+        description="how drafts are verified; NAME+block: by blocks (or by another verifier of a path) once a single sequence is left; plain: no draft, only live",
     )
     num_drafts: list[Count] = Field(min_length=1, description="numbers of drafted sequences")
     draft_temperature: list[NotNegative] = Field(min_length=1, description="temperatures of the drafts")
@@ -133,18 +133,23 @@ class Contender:
 
     @property
     def verifier(self) -> TokenVerifier | TreeVerifier:
-        """The verifier of each position; ``single`` where the scheme verifies a single draft by blocks."""
+        """The verifier of each position; ``single`` where the scheme verifies one path."""
         from draftlab.core.verify import any_verifier
 
         name = self.scheme.partition("+")[0]
-        return any_verifier("single" if name == "block" else name, self.lp_threshold or 5, self.alphabet)
+        return any_verifier("single" if name in PATHS else name, self.lp_threshold or 5, self.alphabet)
 
     @property
     def tail(self) -> PathVerifier | None:
         """The verifier of the rest of a sequence once it is the only one left."""
         from draftlab.core.verify import tail_of
 
-        return tail_of(self.scheme if self.scheme == "block" else self.scheme.partition("+")[2])
+        return tail_of(self.path or self.scheme.partition("+")[2])
+
+    @property
+    def path(self) -> str:
+        """The verifier of a path that verifies its only draft; else empty."""
+        return self.scheme if self.scheme in PATHS and self.scheme != "single" else ""
 
 
 def contenders(settings: Contest) -> list[Contender]:
@@ -167,7 +172,7 @@ def _normal(contender: Contender) -> Contender:
     """Set the fields that do not matter to a scheme to the same values, so that duplicates become equal."""
     if not contender.scheme.startswith("importance_truncated"):
         contender = replace(contender, lp_threshold=0, alphabet=0)
-    if contender.scheme in ("single", "block"):
+    if contender.scheme in PATHS:
         contender = replace(contender, num_drafts=1, draft_temperature=contender.first_temperature)
     if contender.scheme == PLAIN:
         contender = replace(contender, num_drafts=0, draft_temperature=0.0, first_temperature=0.0)
@@ -210,7 +215,7 @@ def decode(
     generator: Generator,
 ) -> Decoded:
     """Decode a batch; the seconds of each part leave out the prompts, and are scaled to the process's CPU time on a CPU."""
-    from draftlab.core.verify.block import block
+    from draftlab.core.verify import PATH_VERIFIERS
     from draftlab.engine.generate import generate
     from draftlab.engine.speculate import BlockTrace, Decoded, speculate
     from draftlab.models.clock import clock_of
@@ -241,8 +246,8 @@ def decode(
             max_new_tokens=room,
             eos_ids=eos_ids,
             num_drafts=contender.num_drafts,
-            verifier=block if contender.scheme == "block" else contender.verifier,
-            tail=None if contender.scheme == "block" else contender.tail,
+            verifier=PATH_VERIFIERS[contender.path] if contender.path else contender.verifier,
+            tail=None if contender.path else contender.tail,
             sampling=of_target,
             draft_sampling=[settings.sampling(temperature, top_k) for temperature in contender.draft_temperatures],
             generator=generator,

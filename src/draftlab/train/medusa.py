@@ -33,7 +33,7 @@ from draftlab.train.settings import Serving
 from draftlab.train.traffic import Traffic
 
 SAMPLED = Sampling(1.0)
-TREE_VERIFIERS: dict[str, TokenVerifier] = {"single": single, "rrs": rrs, "greedy": greedy, "typical": typical}
+MEDUSA_VERIFIERS: dict[str, TokenVerifier] = {"single": single, "rrs": rrs, "greedy": greedy, "typical": typical}
 """How drafts and trees are verified here; only typical acceptance is not lossless."""
 
 
@@ -72,7 +72,7 @@ class Strategy:
         model, shape = self.model, {"draft_len": draft_len}
         if isinstance(model, Medusa):
             model, shape = model.on(target), {"draft_len": model.tree.depth, "num_drafts": model.tree.leaves}
-        return speculate(target, model, prompts, verifier=TREE_VERIFIERS[self.verifier], **shape, **options).traces
+        return speculate(target, model, prompts, verifier=MEDUSA_VERIFIERS[self.verifier], **shape, **options).traces
 
 
 def contenders(models: dict[str, LanguageModel], tree_verifiers: Sequence[str]) -> list[Strategy]:
@@ -116,7 +116,7 @@ def decode_in_turns(
                 requests=len(prompts),
                 contender=contender.name,
                 verifier=contender.verifier,
-                is_lossless=int(TREE_VERIFIERS[contender.verifier].is_lossless),
+                is_lossless=int(MEDUSA_VERIFIERS[contender.verifier].is_lossless),
                 temperature=contender.sampling.temperature,
                 seconds=seconds,
                 plain_seconds=plain_seconds * (sums["emitted"] / plain_tokens),

@@ -44,7 +44,7 @@ from draftlab.core.verify.truncated import Truncation, importance_truncated, tru
 from draftlab.core.verify.truncated_program import DIRECT_LIMIT, Solver
 from draftlab.errors import UserError
 
-VERIFIERS: dict[str, TokenVerifier | PathVerifier | TreeVerifier] = {
+TOKEN_VERIFIERS: dict[str, TokenVerifier] = {
     "single": single,
     "specinfer": specinfer,
     "k_seq": k_seq,
@@ -56,14 +56,21 @@ VERIFIERS: dict[str, TokenVerifier | PathVerifier | TreeVerifier] = {
     "greedy": greedy,
     "sampled": sampled,
     "gls": gls,
-    "block": block,
+}
+"""Verifiers of one position."""
+
+TREE_VERIFIERS: dict[str, TreeVerifier] = {
     "traversal": traversal,
     "greedy_block": greedy_block,
     "optimal_block": optimal_block,
 }
+"""Verifiers of a tree."""
 
 PATH_VERIFIERS: dict[str, PathVerifier] = {"single": single_path, "block": block}
 """Verifiers of one drafted path. The loop with one draft uses them, for all positions at once."""
+
+VERIFIERS: dict[str, TokenVerifier | PathVerifier | TreeVerifier] = PATH_VERIFIERS | TREE_VERIFIERS | TOKEN_VERIFIERS
+"""All of them; ``single`` is the verifier of one position."""
 
 
 def token_verifier(name: str, lp_threshold: int = 5, alphabet: int = 0) -> TokenVerifier:
@@ -71,17 +78,14 @@ def token_verifier(name: str, lp_threshold: int = 5, alphabet: int = 0) -> Token
     if name == "importance_truncated":
         solver: Solver = "direct" if lp_threshold <= DIRECT_LIMIT else "highs"
         return truncated(Truncation(lp_threshold, alphabet or None, solver))
-    verifier = VERIFIERS.get(name)
-    if not isinstance(verifier, TokenVerifier):
-        tokens = sorted(key for key, value in VERIFIERS.items() if isinstance(value, TokenVerifier))
-        raise UserError(f"no token verifier named {name!r}", remedy=f"allowed: {', '.join(tokens)}")
-    return verifier
+    if name not in TOKEN_VERIFIERS:
+        raise UserError(f"no token verifier named {name!r}", remedy=f"allowed: {', '.join(sorted(TOKEN_VERIFIERS))}")
+    return TOKEN_VERIFIERS[name]
 
 
 def any_verifier(name: str, lp_threshold: int = 5, alphabet: int = 0) -> TokenVerifier | TreeVerifier:
     """The verifier of this name, of one position or of a tree."""
-    verifier = VERIFIERS.get(name)
-    return verifier if isinstance(verifier, TreeVerifier) else token_verifier(name, lp_threshold, alphabet)
+    return TREE_VERIFIERS[name] if name in TREE_VERIFIERS else token_verifier(name, lp_threshold, alphabet)
 
 
 def tail_of(name: str) -> PathVerifier | None:
