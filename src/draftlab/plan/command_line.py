@@ -48,7 +48,8 @@ def check_text(key: str, text: str) -> None:
 
 
 LOOKS = re.compile(
-    r"-[npFkqr]*n[npFkqr]*|-[lSD]|--(dry-?run|unlock|lint|list.*|.*summary|dag|rulegraph|filegraph|d3dag)"
+    r"-[pFkqtr]*n[npFkqtr]*([cj].*)?|-[lSDt]"
+    r"|--(dry-?run|unlock|lint|list.*|.*summary|dag|rulegraph|filegraph|d3dag|touch|archive|cleanup-metadata|report)(=.*)?"
 )
 
 
@@ -56,6 +57,8 @@ def only_looks(words: Iterable[str]) -> bool:
     """Whether a ``snakemake`` command runs no job. Snakemake itself does not say so while it reads the Snakefile.
 
     >>> only_looks(["-np", "--cores", "1"]), only_looks(["--summary"]), only_looks(["-call", "--config", "name=n"])
+    (True, True, False)
+    >>> only_looks(["-nc1"]), only_looks(["--report=page.html"]), only_looks(["--report-after-run", "-c1"])
     (True, True, False)
     """
     return any(LOOKS.fullmatch(word) for word in words)
