@@ -13,6 +13,8 @@ from pathlib import Path
 import tyro
 
 from benchmarks import markdown_table
+from draftlab.cli import exit_on_error
+from draftlab.errors import UserError
 from draftlab.plan.needs import requested_mb
 from draftlab.plan.run import Run, run_of
 
@@ -22,6 +24,10 @@ MADE = re.compile(r"(?P<verb>answer|record-pairs|pretrain target|pretrain draft)
 
 def jobs(run: Run, log: Path) -> Iterator[tuple[str, str, float, int]]:
     """The rule and the name of each job that a plan knows, and the megabytes that it took at most and that it requests."""
+    if not log.exists():
+        raise UserError(
+            f"no {log}", remedy="finish the run in this folder; only a run on a CPU notes what its jobs take"
+        )
     with log.open(encoding="utf-8") as file:
         for _, _, taken, command in (row for row in csv.reader(file, delimiter="\t") if len(row) == 4):
             line = command.strip("'\"")
@@ -57,4 +63,4 @@ def main(config: tuple[str, ...] = ()) -> None:
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    exit_on_error(lambda: tyro.cli(main))
