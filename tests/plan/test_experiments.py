@@ -698,6 +698,10 @@ def test_a_new_verifier_reruns_only_the_stages_that_choose_one_by_name():
     [
         ("", "^FILE: give a mapping, not None"),
         ("compute: {device: cuda, processes: 2}", "^FILE: compute.processes is 2, but"),
+        ("pairs: {data: {}}", "^FILE:1: pairs.data: a run has another folder of this name .change it there"),
+        ("pairs:\n  my pair: {}", "^FILE:2: pairs.my pair: String should match pattern"),
+        ("pairs: {main: {drafts: {tokenizer: {}}}}", "^FILE:1: pairs.main.drafts.tokenizer: a run has another folder"),
+        ("pairs: {main: {drafts: {a.b: {}}}}", "^FILE:1: pairs.main.drafts.a.b: String should match pattern"),
         ("experiments: {osd_onlin: {}}", "^FILE:1: no experiment named 'osd_onlin' .allowed: .*osd_online"),
     ],
 )

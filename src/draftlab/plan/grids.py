@@ -57,7 +57,8 @@ def settings_error(
     """The first fault in some settings of ``kind``, in one line; for an unknown key, with the known keys."""
     # A misspelt key also makes the right one missing; report the misspelling.
     first = min(error.errors(), key=lambda fault: fault["type"] != "extra_forbidden")
-    key = ".".join(str(part) for part in first["loc"])
+    loc = [part for part in first["loc"] if part != "[key]"]  # pydantic's mark for the key itself
+    key = ".".join(map(str, loc))
     within = f"{key}: " if key else ""
     what = f"{within}{first['msg'].removeprefix('Value error, ')}"
     by_hand = "see --help" if first["type"] == "value_error" else "give another value"
@@ -72,9 +73,9 @@ def settings_error(
         remedy = "on a command line let a name begin with a letter, and a path with ./; in a file use quotes"
     elif first["type"] in ("dict_type", "model_type"):
         what = f"{within}give a mapping, not {first['input']!r}"
-    elif first["type"] != "too_short" and not isinstance(first["input"], dict):
+    elif first["type"] != "too_short" and not isinstance(first["input"], dict) and len(loc) == len(first["loc"]):
         what += f", not {first['input']!r}"
-    return where.error(what, first["loc"], remedy=remedy) if where else UserError(what, remedy=remedy)
+    return where.error(what, loc, remedy=remedy) if where else UserError(what, remedy=remedy)
 
 
 def _keys(kind: Any, outer: Sequence[str | int]) -> list[str]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from draftlab.core.settings import Count, Dataset, Device, NonNegativeInt, Settings
 from draftlab.data import streams
@@ -23,6 +23,25 @@ Gpu = Literal["rtx4090", "a100-40", "a100-80", "h100", "h200"]
 
 MAIN = "main"
 """The default pair of experiments."""
+ROOMS = ("cells", "data", "drafts", "figures", "logs", "packages", "tensorboard")
+"""The other folders of a run, which no pair may be called."""
+FOLDERS = ("target", "tokenizer")
+"""The other models of a pair, which no draft may be called."""
+
+
+def _no_other_folder(*taken: str) -> AfterValidator:
+    """A check that a name, which becomes a folder, is not one of those that are ``taken``."""
+
+    def check(name: str) -> str:
+        if name in taken:
+            raise ValueError("a run has another folder of this name")
+        return name
+
+    return AfterValidator(check)
+
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_]+$")]
+"""The name of a pair or a draft: a folder, a wildcard of the rules, and a part of PAIR.ROLE."""
 
 
 class Data(Settings):
@@ -89,7 +108,7 @@ class Pair(Settings):
     """
 
     target: Recipe
-    drafts: dict[str, Recipe]
+    drafts: dict[Annotated[Name, _no_other_folder(*FOLDERS)], Recipe]
     answers: Answers
     datasets: list[Dataset] = []
     inflated: Inflated | None = None
@@ -139,7 +158,7 @@ class ScaleSettings(Settings):
     """
 
     data: Data
-    pairs: dict[str, Pair]
+    pairs: dict[Annotated[Name, _no_other_folder(*ROOMS)], Pair]
     compute: Compute = Compute()
     needs: dict[str, Needs] = {}
     by_architecture: bool = False
