@@ -65,6 +65,17 @@ def test_ratio_table_takes_seeds_of_a_request_as_one_cluster():
     assert table.loc[0, "estimate"] == pytest.approx(0.25)
 
 
+def test_a_row_without_a_value_counts_nowhere_in_a_table() -> None:
+    """Where the numerator was not measured, it is not 0."""
+    rows = pd.DataFrame(
+        {"scheme": ["a", "a", "b"], "request_id": [0, 1, 0], "hits": [3, np.nan, np.nan], "tries": [4, 4, 4]}
+    )
+    table = stats.ratio_table(rows, "hits", "tries", ["scheme"])
+    assert table["scheme"].tolist() == ["a", "b"]
+    assert_allclose(table["estimate"], [0.75, np.nan])
+    assert table["n"].tolist() == [1, 0]
+
+
 def test_moving_ratio_never_looks_ahead():
     values = stats.moving_ratio([0, 0, 10, 10], [10, 10, 10, 10], window=2)
     assert_allclose(values, [0, 0, 0.5, 1])

@@ -206,6 +206,17 @@ def test_an_exact_table_has_no_interval(rows):
     assert compute(Contrast(dataclasses.replace(A, largest=True)), tables).value.estimate == 9
 
 
+@pytest.mark.parametrize(
+    ("relation", "expected"), [("percent", math.nan), ("percent_more", math.nan), ("difference", 2)]
+)
+def test_in_an_exact_table_nothing_is_divided_by_zero(relation, expected):
+    table = pd.DataFrame({"method": ["a", "b"], "hits": [2.0, 0.0], "tries": [1.0, 1.0]})
+    value = compute(Contrast(A, B, relation=relation), Tables({"t": table})).value
+    assert value.estimate == pytest.approx(expected, nan_ok=True)
+    without = Tables({"t": table.assign(tries=0.0)})
+    assert math.isnan(compute(Contrast(A, 1.0), without).value.estimate), "as where there are requests"
+
+
 def test_a_label_may_be_what_pandas_takes_for_no_value(tmp_path):
     labels = ["None", "NA", "null", "code"]
     (tmp_path / "t.csv").write_text(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 import re
 import subprocess
 import sys
@@ -201,6 +202,24 @@ def test_a_panel_of_one_dataset_counts_no_others(known):
         for panel in (None, "{dataset}, {kind}")
     ]
     assert ["of 2 datasets" in " ".join(footer.split()) for footer in footers] == [True, False]
+
+
+def test_each_panel_counts_the_requests_that_it_shows():
+    """A measure that only some requests have is drawn from those."""
+    timed = [1.0, 2.0, math.nan, math.nan]
+    rows = pd.DataFrame({"request_id": list("abcd"), "k": 1, "tokens": 3.0, "blocks": 2.0, "seconds": timed})
+    form = Curves.model_validate(
+        {
+            "x": "k",
+            "xlabel": "k",
+            "above": "tokens",
+            "below": "blocks",
+            "ylabel": "tokens",
+            "also": [["ms", "seconds", "blocks"]],
+        }
+    )
+    footer = " ".join(curve_figure(rows, "laptop", None, form, {}).get_supxlabel().split())
+    assert "from top to bottom n = 4 and n = 2 requests per point" in footer
 
 
 def test_classes_that_print_leaves_out_are_named(known):

@@ -185,9 +185,13 @@ def _estimate(selection: Selection, sums: pd.DataFrame, tables: Tables) -> Inter
     if selection.largest:
         return Interval(float(sums["above"].max()), np.nan, np.nan, len(sums))
     if tables.is_exact(selection):
-        with np.errstate(invalid="ignore"):
-            return Interval(float(sums["above"].sum() / sums["below"].sum()), np.nan, np.nan, len(sums))
+        return Interval(_quotient(sums["above"].sum(), sums["below"].sum()), np.nan, np.nan, len(sums))
     return stats.ratio(sums["above"], sums["below"])
+
+
+def _quotient(above: float, below: float) -> float:
+    """The quotient of two numbers; NaN without a positive denominator, as ``stats.ratio`` gives it."""
+    return float(above) / float(below) if below > 0 else math.nan
 
 
 def _relate(contrast: Contrast, one: pd.DataFrame, two: pd.DataFrame, tables: Tables) -> Interval:
@@ -196,7 +200,8 @@ def _relate(contrast: Contrast, one: pd.DataFrame, two: pd.DataFrame, tables: Ta
     if tables.is_exact(contrast.left):
         other = contrast.right if isinstance(contrast.right, Selection) else contrast.left
         sides = _estimate(contrast.left, one, tables).estimate, _estimate(other, two, tables).estimate
-        return Interval(100 * sides[0] / sides[1] + less if percent else sides[0] - sides[1], np.nan, np.nan, len(one))
+        apart = 100 * _quotient(*sides) + less if percent else sides[0] - sides[1]
+        return Interval(apart, np.nan, np.nan, len(one))
     units = one.index.union(two.index, sort=False)
     paired = len(units) < len(one) + len(two)
     least = min(len(one), len(two))

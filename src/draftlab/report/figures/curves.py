@@ -74,10 +74,10 @@ def curve_figure(
         for ax, lowest in zip(upper, axes[len(measures) - 1], strict=True):
             ax.sharex(lowest)
             ax.tick_params(labelbottom=False)
-    n = pd.Series(dtype=int)
+    drawn = []
     for row, (ylabel, numerator, denominator) in enumerate(measures):
         estimates = tidy.ratio_table(table, numerator, denominator, keys)
-        n = estimates["n"]
+        drawn.append(counted(estimates["n"][estimates["estimate"].notna()]))
         for ax, value in zip(axes[row], shown, strict=True):
             panel_estimates = estimates if panel is None else estimates[estimates[panel] == value]
             curves(ax, panel_estimates, x, series, order, apart)
@@ -104,7 +104,8 @@ def curve_figure(
     several = "dataset" in table and "dataset" not in shown_apart and table["dataset"].nunique() > 1
     datasets = f" of {table['dataset'].nunique()} datasets" if several else ""
     units = tidy.resampled_name(table)
-    interval = f"{counted(n)} {units}{datasets} per point, bars: 95 % bootstrap" if units else EXACT
+    n = drawn[0] if len(set(drawn)) == 1 else f"from top to bottom {' and '.join(drawn)}"
+    interval = f"{n} {units}{datasets} per point, bars: 95 % bootstrap" if units else EXACT
     first = tidy.records(table.iloc[[0]])[0]
     facts = [*alone, *held(table, form.held), *(fact.format(**first) for fact in form.facts)]
     footer(figure, scale, interval, seeds(table), *facts)
