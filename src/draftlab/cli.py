@@ -42,13 +42,12 @@ def answer(
     - `context`: context length of the draft, in tokens; 0: any
     - `out`: the folder for the answers
     """
-    from draftlab.core.sampling import Sampling
     from draftlab.engine import answering
     from draftlab.engine.answers import loops
 
     parts = out.parent / f".{out.name}.parts"
     recorded, rejected = answering.answer(
-        target, prompts, requests, settings, sampling=Sampling(temperature), context=context, parts=parts
+        target, prompts, requests, settings, sampling=settings.sampling(temperature), context=context, parts=parts
     )
     answering.save(recorded, rejected, out)
     shutil.rmtree(parts)

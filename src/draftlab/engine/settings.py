@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
 from draftlab.core.settings import Count, Device, Dtype, NonNegativeInt, Settings, Template
+
+if TYPE_CHECKING:
+    from draftlab.core.sampling import Sampling
 
 
 class Recipe(Settings):
@@ -79,6 +82,12 @@ class Answers(Settings):
         "vicuna_short",
         description="how a prompt is written as text. vicuna_v1.1: as Vicuna reads it; vicuna_short: that without the system text; plain: as it is; own: in the target's chat template; rendered: prompts are in it already",
     )
+    top_k: NonNegativeInt = Field(
+        0, description="above temperature 0: tokens are drawn from so many of the most probable ones; 0: from all"
+    )
+    top_p: float = Field(
+        1.0, gt=0, le=1, description="above temperature 0: tokens are drawn from the most probable ones of this mass"
+    )
     batch: int = Field(gt=0, default=64, description="most requests to answer at once")
     batch_tokens: int = Field(
         gt=0, default=65536, description="most tokens in such a batch: prompts, answers and padding together"
@@ -93,6 +102,12 @@ class Answers(Settings):
         description="number type of the target; fast: bfloat16 on a GPU, or on a CPU with instructions for it, else float32",
     )
     device: Device = Field("cpu", description="where the models run")
+
+    def sampling(self, temperature: float) -> Sampling:
+        """How the target samples at a temperature; at 0 it cuts nothing off."""
+        from draftlab.core.sampling import Sampling
+
+        return Sampling(temperature, self.top_k or None, self.top_p) if temperature else Sampling(0.0)
 
     @model_validator(mode="after")
     def _check(self) -> Answers:

@@ -58,7 +58,7 @@ def text(judged: Verdict, draft: str, options: Sequence[Option]) -> str:
         "every drafted token, so the answers stay its own.",
         "",
         f"* Verdict: {best.verdict} ({NAMES[best.name]}: {best.reason}).",
-        f"* Traffic: learnt from {learnt} requests, measured on {judged.measured_on}, at temperature {judged.temperature:g}. "
+        f"* Traffic: learnt from {learnt} requests, measured on {judged.measured_on}, at {judged.sampled}. "
         f"SHA-256 of the log: `{judged.log_sha256}`.",
         "* Speed-ups are for one request at a time, over no draft, on the machine that wrote this card; intervals are 95 %. "
         f"Costs: {judged.costs}.",

@@ -311,6 +311,8 @@ def decide(
     target: str,
     draft: str,
     temperature: float,
+    top_p: float = 1.0,
+    top_k: int = 0,
     left_out: Mapping[str, int],
     cut: int = 0,
     cut_at: int = 0,
@@ -353,6 +355,8 @@ def decide(
         target=target,
         draft=draft,
         temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
         requests=options[0].requests,
         conversations=conversations(held_out),
         left_out=dict(left_out),
@@ -407,7 +411,7 @@ def lines(verdict: Verdict) -> list[str]:
     ]
     fastest += [f"left out: {count} {why}" for _, at in load[:1] for why, count in at.left_out.items()]
     simulated = [verdict.load_sentence, "Fastest under load: " + "; ".join(fastest)] if load else []
-    temperature = f" at temperature {verdict.temperature:g}" if verdict.temperature else ""
+    temperature = f" at {verdict.sampled}" if verdict.temperature else ""
     where = f"One request at a time, {verdict.measured_on}{temperature}; costs {verdict.costs}{verdict.cut_off}"
     left_out = ", ".join(f"{count} {why}" for why, count in verdict.left_out.items())
     return [verdict.sentence, "; ".join(options), *simulated, *([f"Left out: {left_out}"] if left_out else []), where]

@@ -178,6 +178,8 @@ class Verdict(_Record):
     target: str
     draft: str
     temperature: float
+    top_p: float = 1.0
+    top_k: int = 0
     requests: int
     conversations: int = 0
     left_out: dict[str, int]
@@ -202,6 +204,12 @@ class Verdict(_Record):
         """The held-out requests, in words."""
         of = f" of {self.conversations} conversations" if 0 < self.conversations < self.requests else ""
         return f"{self.requests} held-out requests{of}"
+
+    @property
+    def sampled(self) -> str:
+        """How the answers were sampled, in words."""
+        cuts = {f"top-p {self.top_p:g}": self.top_p < 1, f"top-k {self.top_k}": self.top_k > 0}
+        return ", ".join([f"temperature {self.temperature:g}", *(text for text, is_cut in cuts.items() if is_cut)])
 
     @property
     def cut_off(self) -> str:
