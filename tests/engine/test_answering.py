@@ -13,7 +13,7 @@ import torch
 from pydantic import ValidationError
 from urllib3 import Retry
 
-from draftlab import plan
+from draftlab import cli, plan
 from draftlab.core.sampling import Sampling
 from draftlab.data.prompts import Prompt
 from draftlab.engine import answering, llama_cpp, server
@@ -50,7 +50,7 @@ def _in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def answers(folder: Path, parts: Path | None = None, temperature: float = 0.0, **settings: Any) -> TargetPass:
     how = Answers.model_validate({"max_new_tokens": 12, "template": "plain", "batch": 4, "keep": KEEP} | settings)
-    prompts, sampling = folder / "prompts.jsonl", Sampling(temperature)
+    prompts, sampling = folder / "prompts.jsonl", how.sampling(temperature)
     return answering.answer(folder / "target", prompts, REQUESTS, how, sampling=sampling, parts=parts)[0]
 
 
@@ -106,6 +106,23 @@ def test_llama_cpp_in_process_gives_the_record_that_torch_gives(folder: Path, tm
     how = Answers(max_new_tokens=12, template="plain", batch=4, engine="llama_cpp")
     again, _ = answering.answer(tmp_path / "target.gguf", tmp_path / "prompts.jsonl", REQUESTS, how)
     assert again.answers == exact.answers
+
+
+def test_answers_above_temperature_0_stay_among_the_tokens_that_top_k_and_top_p_leave() -> None:
+    how = Answers(max_new_tokens=12, top_k=2, top_p=0.9)
+    assert how.sampling(0) == Sampling(0.0)
+    assert how.sampling(0.7) == Sampling(0.7, top_k=2, top_p=0.9)
+
+
+def test_recorded_tokens_are_among_the_most_probable_two(folder: Path, tmp_path: Path) -> None:
+    how = Answers(max_new_tokens=12, template="plain", batch=4, keep=KEEP, top_k=2)
+    places = {"target": folder / "target", "prompts": folder / "prompts.jsonl", "out": tmp_path / "answers"}
+    cli.answer(how, **places, requests=REQUESTS, temperature=1.0)
+    found = load_pass(tmp_path / "answers")
+    assert found.sampling == Sampling(1.0, top_k=2)
+    written = torch.tensor([token for answer in found.answers for token in answer.answer_ids])
+    ranks = (found.log_probs > found.log_probs.gather(1, written[:, None])).sum(1)
+    assert 0 < ranks.max() <= 1
 
 
 @pytest.mark.parametrize(("is_fast", "weights"), [(True, "bf16"), (False, "f32")])

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from benchmarks import verdict_validate as calibration
+from draftlab.core.sampling import Sampling
 from draftlab.core.theory import expected_block_length
 from draftlab.data.prompts import Prompt, Rejection
 from draftlab.engine.answers import Answer
@@ -961,6 +962,25 @@ def test_a_server_may_write_the_answers(tmp_path: Path, monkeypatch: pytest.Monk
         run(replace(asked, server="host:8000"), tmp_path / "out")
 
 
+def test_the_sampling_of_a_service_reaches_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    make_results(tmp_path / "pair")
+    ran: list[list[str]] = []
+    stopped = subprocess.CompletedProcess[str]([], 1)
+    monkeypatch.setattr(subprocess, "run", lambda command, **_: ran.append(command) or stopped)
+    log = answer_file(tmp_path, [f'{{"prompt": "how much is {i} + {i}?"}}' for i in range(60)])
+    folders = {"target": str(tmp_path / "pair/models/target"), "draft": (str(tmp_path / "pair/models/draft"),)}
+    asked = VerdictSettings(log, **folders, template="plain", temperature=0.7)
+    for cuts in ({}, {"top_p": 0.9, "top_k": 20}):
+        with pytest.raises(UserError, match="the workflow stopped"):
+            run(replace(asked, **cuts), tmp_path / "out")
+    whole, cut = (run_of([word for word in command if "=" in word]) for command in ran)
+    assert whole.name != cut.name, "the answers differ"
+    assert whole.settings.pairs["main"].answers.sampling(0.7) == Sampling(0.7)
+    assert cut.settings.pairs["main"].answers.sampling(0.7) == Sampling(0.7, 20, 0.9)
+    assert list(cut.cells("traffic_verdict")) == ["prompts.0.7"]
+    assert ran[0][-2].endswith("/cells/traffic_verdict/prompts.0.7/rows.csv")
+
+
 def test_verdicts_at_two_temperatures_are_both_kept_and_say_their_temperature(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -979,6 +999,8 @@ def test_verdicts_at_two_temperatures_are_both_kept_and_say_their_temperature(
     assert found[0][0][0] == tmp_path / "out"
     assert ["at temperature 1" in lines(own)[-1] for own in found] == [False, True, False] * 2
     assert "at temperature 1; costs" in lines(found[1])[-1]
+    cut = decide(table(0.8), temperature=0.7, top_p=0.9, top_k=20)
+    assert "at temperature 0.7, top-p 0.9, top-k 20; costs" in lines([(tmp_path, cut)])[-1]
 
 
 @pytest.mark.parametrize(
@@ -987,7 +1009,8 @@ def test_verdicts_at_two_temperatures_are_both_kept_and_say_their_temperature(
         ([], {}, "no usable request"),
         (["{broken"], {}, "no usable request: 1 "),
         (['{"prompt": "a"}'], {"load": "-4/s"}, "load is '-4/s'"),
-        (['{"prompt": "a"}'], {"temperature": 2}, "temperature is 2"),
+        (['{"prompt": "a"}'], {"temperature": 1.5}, "temperature is 1.5"),
+        (['{"prompt": "a"}'], {"top_p": 0.9, "top_k": 20}, "top_p, top_k at temperature 0"),
         (['{"prompt": "a"}'], {"hardware": "nope"}, "no profile 'nope'"),
         (['{"prompt": "a"}'], {"trace": True}, "all its requests come at once"),
     ],

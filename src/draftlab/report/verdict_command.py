@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
+import yaml
 
 from draftlab import __version__
 from draftlab.core.settings import Flat, Template
@@ -72,8 +73,12 @@ class VerdictSettings:
     """the load to judge, in requests per second, such as 4/s"""
     trace: Path | None = None
     """a file with the arrivals of your requests"""
-    temperature: int = 0
-    """temperature of the answers: 0 or 1; the verdict at 1 is written to its own folder, temperature_1"""
+    temperature: float = 0.0
+    """temperature of the answers, 0 to 1; a verdict above 0 is written to its own folder, such as temperature_0.7"""
+    top_p: float = 1.0
+    """above temperature 0: tokens are drawn from the most probable ones of this mass"""
+    top_k: int = 0
+    """above temperature 0: tokens are drawn from so many of the most probable ones; 0: from all"""
     template: Template | None = None
     """the chat template for prompts to the target; without one, its tokenizer's own"""
     answer_tokens: int | None = None
@@ -96,8 +101,7 @@ def run(settings: VerdictSettings, out: Path | None) -> list[tuple[Path, Verdict
         )
     if settings.hardware:
         profiles.load(settings.hardware)  # a wrong name is said before hours of work
-    if settings.temperature not in (0, 1):
-        raise UserError(f"temperature is {settings.temperature}", remedy="give 0 or 1")
+    _check_sampling(settings)
     log = check.check(settings.traffic)
     if not log.usable:
         reasons = ", ".join(f"{n} {why}" for why, n in log.rejected.items()) or "it is empty"
@@ -109,7 +113,7 @@ def run(settings: VerdictSettings, out: Path | None) -> list[tuple[Path, Verdict
         name = _name(settings, draft)
         digest = name.rpartition("-")[2]  # two drafts may have the same short name
         folder = (out or Path("results") / name) / (f"{_short(draft)}-{digest}" if len(settings.draft) > 1 else "")
-        folder /= f"temperature_{settings.temperature}" if settings.temperature else ""  # beside the one at 0
+        folder /= f"temperature_{settings.temperature:g}" if settings.temperature else ""  # beside the one at 0
         if distinct < LEAST:
             without = "".join(f"; left out: {count} {why}" for why, count in left_out.items())
             what = f"{distinct} usable requests, but {LEAST} are needed: half of them are held out{without}"
@@ -171,6 +175,8 @@ def judge_run(
         target=settings.target,
         draft=draft or "made of the target's first layers",
         temperature=temperature,
+        top_p=settings.top_p,
+        top_k=settings.top_k,
         left_out=left_out,
         cut=len(cut),
         cut_at=max(cut, default=0),
@@ -182,7 +188,7 @@ def judge_run(
 
 def _cell(results: Path, settings: VerdictSettings) -> Path:
     """The folder of the replayed requests in a run."""
-    return results / "cells/traffic_verdict" / f"prompts.{settings.temperature}"
+    return results / "cells/traffic_verdict" / f"prompts.{settings.temperature:g}"
 
 
 def _size(folder: Path, name: str) -> int:
@@ -196,7 +202,7 @@ def _answer_tokens(answer: Answer, prompt: Prompt, tokenizer: Tokenizer) -> int:
     return max(len(answer.answer_ids), logged)
 
 
-def _answers(results: Path, split: str, temperature: int) -> list[Answer]:
+def _answers(results: Path, split: str, temperature: float) -> list[Answer]:
     folder = results / "main/answers" / recorded_name("prompts", split, temperature)
     return list(read_jsonl(folder / "answers.jsonl", Answer))
 
@@ -336,7 +342,13 @@ def _run_workflow(settings: VerdictSettings, draft: str, name: str, folder: Path
     config |= {"template": settings.template} if settings.template else {}
     answers: dict[str, object] = {} if settings.answer_tokens is None else {"max_new_tokens": settings.answer_tokens}
     answers |= {"engine": "openai", "url": settings.server} if settings.server else {}
+    answers |= _cuts(settings)
     config |= {"answers": json.dumps(answers)} if answers else {}
+    if settings.temperature not in (0, 1):  # which the experiment has by itself
+        sizes = (folder / results).with_name(f"{name}.temperature_{settings.temperature:g}.yaml")
+        axes = {"temperature": [settings.temperature]}
+        write_text(sizes, yaml.safe_dump({"experiments": {"traffic_verdict": {"axes": axes}}}))
+        config |= {"sizes": os.path.abspath(sizes)}
     run_of(
         [f"{key}={value}" for key, value in config.items()]
     )  # a wrong model or scale is one line, not Snakemake's error
@@ -355,6 +367,20 @@ def _run_workflow(settings: VerdictSettings, draft: str, name: str, folder: Path
         remedy = "see the message above; the same command resumes"
         raise UserError("the workflow stopped", file=folder / results / "logs", remedy=remedy)
     return folder / results
+
+
+def _check_sampling(settings: VerdictSettings) -> None:
+    if not 0 <= settings.temperature <= 1:
+        what = f"temperature is {settings.temperature:g}"
+        raise UserError(what, remedy="give 0 to 1: hotter answers leave the few most probable tokens that are recorded")
+    if not settings.temperature and (cuts := _cuts(settings)):
+        raise UserError(f"{', '.join(cuts)} at temperature 0", remedy="give --temperature: greedy answers are not cut")
+
+
+def _cuts(settings: VerdictSettings) -> dict[str, float]:
+    """Top-p and top-k, where they leave tokens out."""
+    every = {"top_p": settings.top_p, "top_k": settings.top_k}
+    return {name: value for name, value in every.items() if value != getattr(VerdictSettings, name)}
 
 
 @contextlib.contextmanager
@@ -377,6 +403,7 @@ def _name(settings: VerdictSettings, draft: str) -> str:
     """A name for the run, unique to the log, target, draft, scale and limit of answers."""
     parts = [os.path.abspath(settings.traffic), _absolute(settings.target), _absolute(draft), settings.scale]
     parts += [] if settings.answer_tokens is None else [str(settings.answer_tokens)]
+    parts += [f"{key}={value}" for key, value in _cuts(settings).items()]
     digest = hashlib.blake2b("\n".join(parts).encode(), digest_size=3).hexdigest()
     return f"verdict-{_short(str(settings.traffic))}-{_short(settings.target)}-{digest}"
 
