@@ -72,6 +72,17 @@ def test_top_k_comes_before_top_p() -> None:
     torch.testing.assert_close(to_probs(logits, Sampling(top_k=99)), distribution(4, 3, 2, 1))
 
 
+def test_min_p_keeps_what_is_probable_enough_beside_the_best() -> None:
+    logits = distribution(0.4, 0.3, 0.2, 0.1).log()
+    torch.testing.assert_close(to_probs(logits, Sampling(min_p=0.3)), distribution(4, 3, 2, 0))
+    torch.testing.assert_close(to_probs(logits, Sampling(min_p=1.0)), distribution(1, 0, 0, 0))
+    # The temperature comes first: 0.1 / 0.4 is 1 / 16 at temperature 0.5.
+    torch.testing.assert_close(to_probs(logits, Sampling(0.5, min_p=0.2)), distribution(16, 9, 4, 0))
+    torch.testing.assert_close(to_probs(logits, Sampling(top_p=0.6, min_p=0.7)), distribution(4, 3, 0, 0))
+    assert Sampling(min_p=0.3).cuts
+    assert not Sampling(0.5).cuts
+
+
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 def test_bad_logits_say_where(bad: float) -> None:
     logits = torch.zeros(2, 3)
@@ -82,7 +93,9 @@ def test_bad_logits_say_where(bad: float) -> None:
         most_probable(logits)
 
 
-@pytest.mark.parametrize("settings", [{"temperature": -1.0}, {"temperature": torch.inf}, {"top_k": 0}, {"top_p": 0.0}])
+@pytest.mark.parametrize(
+    "settings", [{"temperature": -1.0}, {"temperature": torch.inf}, {"top_k": 0}, {"top_p": 0.0}, {"min_p": 2.0}]
+)
 def test_bad_settings_are_refused(settings: dict[str, float]) -> None:
     with pytest.raises(UserError):
         Sampling(**settings)

@@ -109,9 +109,9 @@ def test_llama_cpp_in_process_gives_the_record_that_torch_gives(folder: Path, tm
 
 
 def test_answers_above_temperature_0_stay_among_the_tokens_that_top_k_and_top_p_leave() -> None:
-    how = Answers(max_new_tokens=12, top_k=2, top_p=0.9)
+    how = Answers(max_new_tokens=12, top_k=2, top_p=0.9, min_p=0.1)
     assert how.sampling(0) == Sampling(0.0)
-    assert how.sampling(0.7) == Sampling(0.7, top_k=2, top_p=0.9)
+    assert how.sampling(0.7) == Sampling(0.7, top_k=2, top_p=0.9, min_p=0.1)
 
 
 def test_recorded_tokens_are_among_the_most_probable_two(folder: Path, tmp_path: Path) -> None:

@@ -970,13 +970,13 @@ def test_the_sampling_of_a_service_reaches_the_run(tmp_path: Path, monkeypatch: 
     log = answer_file(tmp_path, [f'{{"prompt": "how much is {i} + {i}?"}}' for i in range(60)])
     folders = {"target": str(tmp_path / "pair/models/target"), "draft": (str(tmp_path / "pair/models/draft"),)}
     asked = VerdictSettings(log, **folders, template="plain", temperature=0.7)
-    for cuts in ({}, {"top_p": 0.9, "top_k": 20}):
+    for cuts in ({}, {"top_p": 0.9, "top_k": 20, "min_p": 0.1}):
         with pytest.raises(UserError, match="the workflow stopped"):
             run(replace(asked, **cuts), tmp_path / "out")
     whole, cut = (run_of([word for word in command if "=" in word]) for command in ran)
     assert whole.name != cut.name, "the answers differ"
     assert whole.settings.pairs["main"].answers.sampling(0.7) == Sampling(0.7)
-    assert cut.settings.pairs["main"].answers.sampling(0.7) == Sampling(0.7, 20, 0.9)
+    assert cut.settings.pairs["main"].answers.sampling(0.7) == Sampling(0.7, 20, 0.9, 0.1)
     assert list(cut.cells("traffic_verdict")) == ["prompts.0.7"]
     assert ran[0][-2].endswith("/cells/traffic_verdict/prompts.0.7/rows.csv")
 
@@ -999,8 +999,8 @@ def test_verdicts_at_two_temperatures_are_both_kept_and_say_their_temperature(
     assert found[0][0][0] == tmp_path / "out"
     assert ["at temperature 1" in lines(own)[-1] for own in found] == [False, True, False] * 2
     assert "at temperature 1; costs" in lines(found[1])[-1]
-    cut = decide(table(0.8), temperature=0.7, top_p=0.9, top_k=20)
-    assert "at temperature 0.7, top-p 0.9, top-k 20; costs" in lines([(tmp_path, cut)])[-1]
+    cut = decide(table(0.8), temperature=0.7, top_p=0.9, top_k=20, min_p=0.1)
+    assert "at temperature 0.7, top-p 0.9, top-k 20, min-p 0.1; costs" in lines([(tmp_path, cut)])[-1]
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,8 @@ SUM_TOLERANCE = {torch.float64: 2e-5, torch.float32: 2e-5, torch.float16: 4e-3, 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How logits become probabilities, in this order: ``temperature`` (0 is greedy), the ``top_k`` largest, the ``top_p`` nucleus.
+    """How logits become probabilities, in this order: ``temperature`` (0 is greedy), the ``top_k`` largest, the ``top_p`` nucleus, and
+    the tokens at least ``min_p`` times as probable as the most probable one (Nguyen et al. 2025).
 
     A verifier needs exactly the draft probabilities from which the tokens were drawn. The filtered target counts as the target.
     """
@@ -50,6 +51,7 @@ class Sampling:
     temperature: float = 1.0
     top_k: int | None = None
     top_p: float = 1.0
+    min_p: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):
@@ -58,10 +60,17 @@ class Sampling:
             raise UserError(f"top_k is {self.top_k}", remedy="keep at least 1 token, or leave top_k out")
         if not 0 < self.top_p <= 1:
             raise UserError(f"top_p is {self.top_p}", remedy="give more than 0 and at most 1")
+        if not 0 <= self.min_p <= 1:
+            raise UserError(f"min_p is {self.min_p}", remedy="give 0 (every token) to 1 (the most probable alone)")
+
+    @property
+    def cuts(self) -> bool:
+        """Whether tokens are left out that the model may write."""
+        return self.top_k is not None or self.top_p < 1 or self.min_p > 0
 
 
 def to_probs(logits: Float[Tensor, "*batch vocab"], sampling: Sampling) -> Float64[Tensor, "*batch vocab"]:
-    """Probabilities of the next token: softmax at a temperature, then top-k, then top-p, renormalised, in float64.
+    """Probabilities of the next token: softmax at a temperature, then top-k, top-p and min-p, renormalised, in float64.
 
     The nucleus is the smallest set of most probable tokens whose mass is at least ``top_p``. NaN or +inf logits are a ``UserError``.
     """
@@ -71,9 +80,12 @@ def to_probs(logits: Float[Tensor, "*batch vocab"], sampling: Sampling) -> Float
         return torch.zeros(logits.shape, dtype=torch.float64, device=logits.device).scatter_(-1, best, 1.0)
     # Subtract the maximum before the division, so that a tiny temperature does not overflow.
     probs = ((logits.double() - highest.double()) / sampling.temperature).softmax(-1)
-    if sampling.top_k is None and sampling.top_p == 1:
-        return probs
-    return _truncate(probs, min(sampling.top_k or probs.shape[-1], probs.shape[-1]), sampling.top_p)
+    if sampling.top_k is not None or sampling.top_p < 1:
+        probs = _truncate(probs, min(sampling.top_k or probs.shape[-1], probs.shape[-1]), sampling.top_p)
+    if sampling.min_p:
+        probs = probs.where(probs >= sampling.min_p * probs.amax(-1, keepdim=True), 0.0)
+        probs = probs / probs.sum(-1, keepdim=True)
+    return probs
 
 
 def most_probable(logits: Float[Tensor, "*batch vocab"]) -> Int64[Tensor, "*batch"]:

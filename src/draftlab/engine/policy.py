@@ -60,7 +60,7 @@ class Policy:
     @property
     def is_truncated(self) -> bool:
         """Whether target and drafts all sample from few tokens of the vocabulary."""
-        return all(s.temperature == 0 or s.top_k or s.top_p < 1 for s in (self.sampling, *self.draft_samplings))
+        return all(s.temperature == 0 or s.cuts for s in (self.sampling, *self.draft_samplings))
 
     def of_draft(self, number: int, share: int) -> list[Sampling]:
         """The sampling of each sequence of one draft model, if each model writes ``share`` of them."""

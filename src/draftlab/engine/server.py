@@ -2,7 +2,7 @@
 
 Prompts are sent as token ids, so the chat template is ours and the server tokenizes nothing. llama.cpp's server and vLLM name tokens by id.
 A server that gives only the text of a token is refused, since several ids may have the same text. Both servers give log-probabilities before
-temperature, top-k and top-p. The mass of all other tokens is 1 minus the sum of the named tokens, as exact as the server's float32 softmax.
+temperature, top-k, top-p and min-p. The mass of all other tokens is 1 minus the sum of the named tokens, as exact as the server's float32 softmax.
 """
 
 from __future__ import annotations
@@ -155,10 +155,10 @@ class Server:
             "temperature": sampling.temperature,
             "top_k": sampling.top_k or 0,
             "top_p": sampling.top_p,
-            "min_p": 0.0,
+            "min_p": sampling.min_p,
             "repetition_penalty": 1.0,  # vLLM takes it from the model's generation_config.json
             "repeat_penalty": 1.0,
-            "samplers": ["temperature", "top_k", "top_p"],  # the order matters; llama.cpp's default differs
+            "samplers": ["temperature", "top_k", "top_p", "min_p"],  # the order matters; llama.cpp's default differs
         }
         reply = self._ask("/completions", request | more)
         try:

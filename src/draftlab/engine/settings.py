@@ -88,6 +88,12 @@ class Answers(Settings):
     top_p: float = Field(
         1.0, gt=0, le=1, description="above temperature 0: tokens are drawn from the most probable ones of this mass"
     )
+    min_p: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="above temperature 0: no token less than so many times as probable as the most probable one",
+    )
     batch: int = Field(gt=0, default=64, description="most requests to answer at once")
     batch_tokens: int = Field(
         gt=0, default=65536, description="most tokens in such a batch: prompts, answers and padding together"
@@ -107,7 +113,7 @@ class Answers(Settings):
         """How the target samples at a temperature; at 0 it cuts nothing off."""
         from draftlab.core.sampling import Sampling
 
-        return Sampling(temperature, self.top_k or None, self.top_p) if temperature else Sampling(0.0)
+        return Sampling(temperature, self.top_k or None, self.top_p, self.min_p) if temperature else Sampling(0.0)
 
     @model_validator(mode="after")
     def _check(self) -> Answers:

@@ -79,6 +79,8 @@ class VerdictSettings:
     """above temperature 0: tokens are drawn from the most probable ones of this mass"""
     top_k: int = 0
     """above temperature 0: tokens are drawn from so many of the most probable ones; 0: from all"""
+    min_p: float = 0.0
+    """above temperature 0: no token less than so many times as probable as the most probable one"""
     template: Template | None = None
     """the chat template for prompts to the target; without one, its tokenizer's own"""
     answer_tokens: int | None = None
@@ -177,6 +179,7 @@ def judge_run(
         temperature=temperature,
         top_p=settings.top_p,
         top_k=settings.top_k,
+        min_p=settings.min_p,
         left_out=left_out,
         cut=len(cut),
         cut_at=max(cut, default=0),
@@ -378,8 +381,8 @@ def _check_sampling(settings: VerdictSettings) -> None:
 
 
 def _cuts(settings: VerdictSettings) -> dict[str, float]:
-    """Top-p and top-k, where they leave tokens out."""
-    every = {"top_p": settings.top_p, "top_k": settings.top_k}
+    """Top-p, top-k and min-p, where they leave tokens out."""
+    every = {"top_p": settings.top_p, "top_k": settings.top_k, "min_p": settings.min_p}
     return {name: value for name, value in every.items() if value != getattr(VerdictSettings, name)}
 
 

@@ -180,6 +180,7 @@ class Verdict(_Record):
     temperature: float
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
     requests: int
     conversations: int = 0
     left_out: dict[str, int]
@@ -208,8 +209,9 @@ class Verdict(_Record):
     @property
     def sampled(self) -> str:
         """How the answers were sampled, in words."""
-        cuts = {f"top-p {self.top_p:g}": self.top_p < 1, f"top-k {self.top_k}": self.top_k > 0}
-        return ", ".join([f"temperature {self.temperature:g}", *(text for text, is_cut in cuts.items() if is_cut)])
+        cuts = {"top-p": (self.top_p, 1), "top-k": (self.top_k, 0), "min-p": (self.min_p, 0)}
+        given = [f"{name} {value:g}" for name, (value, without) in cuts.items() if value != without]
+        return ", ".join([f"temperature {self.temperature:g}", *given])
 
     @property
     def cut_off(self) -> str:
