@@ -219,6 +219,23 @@ def test_plain_sampling_has_the_targets_distribution() -> None:
     assert chisquare(list(counts.values()), expected).pvalue > 1e-3
 
 
+@pytest.mark.parametrize("temperature", [1e-308, 5e-324])
+def test_a_tiny_temperature_samples_the_greedy_text(temperature: float) -> None:
+    target, draft = bigram(4, 0), bigram(4, 1)
+    np.testing.assert_array_equal(loop.to_probs(np.array([30.0, -np.inf, 3.0], np.float32), temperature), [1.0, 0, 0])
+    greedy = decode(target, [0, 2], 6).tokens
+    assert decode(target, [0, 2], 6, temperature=temperature).tokens == greedy
+    assert speculate(target, draft, [0, 2], 6, fixed(2), temperature=temperature).tokens == greedy
+
+
+@pytest.mark.parametrize("broken", [np.nan, np.inf])
+def test_broken_logits_are_not_sampled_from(broken: float) -> None:
+    with pytest.raises(UserError, match="logits hold NaN"):
+        loop.to_probs(np.array([[0.0, 1.0], [broken, 1.0]], np.float32), 1.0)
+    with pytest.raises(UserError, match="logits hold NaN"):
+        loop.to_probs(np.full(3, -np.inf, np.float32), 1.0)
+
+
 def test_one_verified_token_has_the_targets_distribution() -> None:
     """Every proposal, and every pair of uniforms on a grid: no luck is involved, only the grid's width."""
     rng = np.random.default_rng(3)

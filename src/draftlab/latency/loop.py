@@ -191,8 +191,12 @@ def verify(
 
 def to_probs(logits: Float32[np.ndarray, "*batch vocab"], temperature: float) -> Float64[np.ndarray, "*batch vocab"]:
     """``core.sampling.to_probs`` without torch."""
-    scaled = np.asarray(logits, dtype=np.float64) / temperature
-    weights = np.exp(scaled - scaled.max(axis=-1, keepdims=True))
+    logits = np.asarray(logits, dtype=np.float64)
+    highest = logits.max(axis=-1, keepdims=True)
+    if not np.isfinite(highest).all():
+        raise UserError("logits hold NaN, +inf or no finite value", remedy="check the model and its weights")
+    with np.errstate(over="ignore"):  # at a tiny temperature all but the largest become -inf
+        weights = np.exp((logits - highest) / temperature)
     return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
 
 
