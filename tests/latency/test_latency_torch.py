@@ -145,3 +145,14 @@ def test_what_torch_cannot_do_is_refused() -> None:
             TargetAndDraft(target=Path("vicuna-7b/32"), draft=Path("llama-160m/32")),
             Bench(Path()),
         )
+
+
+@pytest.mark.parametrize(("prefix", "length"), [(509, 2), (512, 64)])  # three of four plain steps fit, or none
+def test_an_answer_beyond_the_models_context_is_not_measured(tmp_path: Path, prefix: int, length: int) -> None:
+    write_toy(tmp_path / "model")  # its context is 512
+    pair = TargetAndDraft(target=tmp_path / "model", draft=tmp_path / "model")
+    settings = {"alpha": [0.5], "draft_len": 1, "blocks": 1, "rounds": 1, "backend": "torch"}
+    with pytest.raises(UserError, match="do not fit the context of 512"):
+        latency_length.run(latency_length.Settings(prefix=prefix, length=[length], **settings), pair, Bench(Path()))
+    fits = latency_length.Settings(prefix=507, length=[2], **settings)
+    assert len(latency_length.run(fits, pair, Bench(Path()))[0]) == 1

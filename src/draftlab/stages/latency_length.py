@@ -33,6 +33,11 @@ class Settings(Engine):
     blocks: int = Field(gt=0, description="interleaved blocks of each alpha and length")
     rounds: int = Field(gt=0, description="speculative rounds of a block: a draft and its verification")
 
+    @property
+    def room(self) -> int:
+        """Most tokens that a block reads or writes after its start."""
+        return max(STEPS, self.rounds * (self.draft_len + 1) + self.draft_len)
+
 
 class Row(AtAlpha):
     """One block in the middle of a segment of the answer."""
@@ -57,8 +62,7 @@ def run(settings: Settings, inputs: TargetAndDraft, bench: Bench) -> tuple[pd.Da
     """``measure`` a pair on the chosen engine."""
     from draftlab.latency.pair import describe, open_pair
 
-    room = settings.rounds * (settings.draft_len + 1) + settings.draft_len
-    context = settings.prefix + max(settings.length) + room
+    context = settings.prefix + max(settings.length) + settings.room
     with open_pair(inputs.target, inputs.draft, settings=settings, context_length=context) as (target, draft):
         return measure(target, draft, settings), describe(target, draft)
 
@@ -78,10 +82,15 @@ def measure(target: LatencyBackend, draft: LatencyBackend, settings: Settings) -
     ends = sorted(settings.length)
     if len(set(ends)) < len(ends) or ends[0] < 1:
         raise UserError(f"length is {settings.length}", remedy="give different lengths of at least 1")
+    segments, context = [*itertools.pairwise([0, *ends])], min(target.context_length, draft.context_length)
+    needed = settings.prefix + sum(segments[-1]) // 2 + settings.room
+    if needed > context:
+        what = f"{needed} tokens to the middle of the last segment do not fit the context of {context}"
+        raise UserError(what, remedy="ask for shorter answers or a shorter prefix, or use models with a longer context")
     rng = np.random.default_rng(settings.seed)
-    text = rng.integers(0, target.vocab_size, min(target.context_length, draft.context_length)).tolist()
+    text = rng.integers(0, target.vocab_size, context).tolist()
     rows = []
-    for begin, end in itertools.pairwise([0, *ends]):
+    for begin, end in segments:
         middle = settings.prefix + (begin + end) // 2
         total = (settings.blocks + 1) * settings.rounds
         plans = {a: schedule(a, settings.draft_len, total, rng).reshape(-1, settings.rounds) for a in settings.alpha}
