@@ -401,6 +401,15 @@ def test_times_of_requests_are_predicted_from_probed_costs(tmp_path: Path) -> No
     pd.concat(probes).to_csv(tmp_path / "costs.csv", index=False)
     with pytest.raises(UserError, match="no costs of the distilled draft"):
         latency_requests.read_costs(tmp_path / "costs.csv", 20)
+    pd.concat(tables).to_csv(tmp_path / "costs.csv", index=False)
+    with pytest.raises(UserError, match="no costs of the small draft"):  # those of the distilled one are not its costs
+        latency_requests.read_costs(tmp_path / "costs.csv", 20, ["before", "small", "released"])
+    pd.concat(tables[2:]).to_csv(tmp_path / "costs.csv", index=False)
+    with pytest.raises(UserError, match="no costs of the distilled draft"):  # only of batches of four requests
+        latency_requests.read_costs(tmp_path / "costs.csv", 20)
+    other = tables[2].assign(context=20)
+    pd.concat([*tables[:2], other]).to_csv(tmp_path / "costs.csv", index=False)
+    assert latency_requests.read_costs(tmp_path / "costs.csv", 20) == costs, "the nearest context of single requests"
 
 
 def test_drafts_of_a_pair_are_served_by_name() -> None:

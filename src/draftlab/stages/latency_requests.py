@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -101,7 +101,9 @@ class Row:
     draft_seconds: float = timing("draft steps")
     verify_seconds: float = timing("verification")
     steps: int = column("steps of the draft's model", "steps", timed="adaptive", optional=True)
-    predicted_steps: float = timing("time of the answer predicted from the probed costs, in plain steps", optional=True)
+    predicted_steps: float = column(
+        "time of the answer predicted from the probed costs", "plain steps", timed=True, optional=True
+    )
     same_text: bool = column("whether the answer equals that of plain decoding, as it must at temperature 0")
     dataset: str = column("the dataset of the request")
     draft_len: int = column(
@@ -193,7 +195,7 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
                 joined = FIRST if draft is drafts[-1] else f"{FIRST}_{name}"
                 for ending, min_prob in least.items():
                     contenders[joined + ending] = LookupBackend(draft, joined=True), length, min_prob
-        costs = read_costs(inputs.costs, longest) if inputs.costs else {}
+        costs = read_costs(inputs.costs, longest, [*inputs.drafts]) if inputs.costs else {}
         probes = Probes(target, drafts[-1], settings) if settings.probe_every else None
         rows = measure(target, contenders, requests, settings, costs, probes)
         same = settings.model_dump(include={"dataset", "draft_len", "temperature"})
@@ -307,17 +309,23 @@ def predict(written: Generation, steps: int, costs: CostModel) -> float:
     return sum(costs.verify(block.drafted + 1) for block in written.blocks) + costs.cost_ratio * steps
 
 
-def read_costs(table: Path, context: int) -> dict[str, CostModel]:
-    """The costs of each draft in a table of ``latency_cost`` with a column ``draft``, at batch 1 and the context that is nearest."""
+def read_costs(table: Path, context: int, drafts: Collection[str] = ()) -> dict[str, CostModel]:
+    """The costs of each draft in a table of ``latency_cost`` with a column ``draft``, at batch 1 and the context that is nearest.
+
+    The distilled draft must be among them, and each of ``drafts`` but the undistilled one, which is as large as the distilled one.
+    """
     from draftlab.files.tables import read_table
     from draftlab.latency.cost import cost_model
 
     rows = read_table(table)
-    if "draft" not in rows or DISTILLED not in set(rows["draft"]):
-        remedy = f"give it an axis draft, one value of which is {DISTILLED}"
-        raise UserError("no costs of the distilled draft", file=table, remedy=remedy)
-    near = min(rows["context"].unique(), key=lambda measured: abs(measured - context))
-    rows = rows[(rows["context"] == near) & (rows["batch"] == 1)]
+    rows = rows[rows["batch"] == 1]
+    if "draft" in rows and len(rows):
+        near = min(rows["context"].unique(), key=lambda measured: abs(measured - context))
+        rows = rows[rows["context"] == near]
+    known = set(rows["draft"]) if "draft" in rows else set[str]()
+    if absent := [name for name in (DISTILLED, *drafts) if name != BEFORE and name not in known]:
+        remedy = f"give it an axis draft, one value of which is {absent[0]}, and measure batch 1"
+        raise UserError(f"no costs of the {absent[0]} draft", file=table, remedy=remedy)
     return {str(name): cost_model(of_draft) for name, of_draft in rows.groupby("draft")}
 
 
