@@ -125,3 +125,16 @@ def test_a_model_that_missed_more_than_a_call_holds_reads_it_in_several(models: 
         same.prefill(text[:-1])
         np.testing.assert_allclose(getattr(joined, call)(text[-1:]), getattr(same, call)(text[-1:]), atol=1e-4)
         assert (joined.steps, draft.tokens) == (1, text)
+
+
+def test_the_joined_model_runs_only_where_lookup_has_no_guess(models: dict[str, Path]) -> None:
+    """Also where it reads two tokens, as after a block that was accepted whole, at every temperature."""
+    with LlamaCpp(models["draft"].with_suffix(".gguf")) as draft:
+        for read in (LookupBackend.guess, LookupBackend.extend):
+            drafting = LookupBackend(draft, joined=True)
+            drafting.prefill([7, 8, 9, 3])
+            read(drafting, [7, 8])  # 9 came after them; no guess after the 7 alone
+            assert (drafting.steps, draft.tokens) == (0, [])
+            read(drafting, [4])
+            assert (drafting.steps, draft.tokens) == (1, [7, 8, 9, 3, 7, 8, 4])
+            draft.trim(0)

@@ -45,9 +45,10 @@ class LookupBackend:
         return np.zeros(self.vocab_size, dtype=np.float32)
 
     def extend(self, tokens: Sequence[int]) -> Logits:
+        """A draft draws from the last row alone: where that is a guess, the joined model does not run, and rows without a guess are NaN."""
         guesses = [self.text.append(token) for token in tokens]
-        rows = np.zeros((len(tokens), self.vocab_size), dtype=np.float32)
-        if self.inner and None in guesses:
+        rows = np.full((len(tokens), self.vocab_size), np.nan if self.inner else 0.0, dtype=np.float32)
+        if self.inner and guesses[-1] is None:
             rows[:] = self.inner.extend(self._unread(len(tokens)))[-len(tokens) :]
         for row, guess in zip(rows, guesses, strict=True):
             if guess is not None:
