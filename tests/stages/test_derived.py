@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import ModuleType
 
 import pandas as pd
 import pytest
 
 from draftlab.files.tables import read_table, tables_in
 from draftlab.report import tidy
-from draftlab.stages import STAGES, shares
+from draftlab.stages import STAGES, latency_length, latency_null, shares
 from draftlab.stages._stage import columns_of
 from tests.conftest import ROOT
 
@@ -45,3 +46,16 @@ def test_shares_of_two_datasets_are_counted_apart() -> None:
     one = pd.DataFrame(counts).assign(dataset="one")
     both = shares.derive(pd.concat([one, one.assign(dataset="two", count=[1, 7])], ignore_index=True))
     assert both["among"].tolist() == [4, 4, 8, 8]
+
+
+@pytest.mark.parametrize(
+    ("stage", "name"), [(latency_length, "osd_latency_length"), (latency_null, "beyond_noise_floor")]
+)
+def test_times_of_each_value_of_an_axis_are_derived_apart(stage: ModuleType, name: str) -> None:
+    rows = read_table(PUBLISHED[name])
+    slow = rows.assign(**{column: 3 * rows[column] for column in rows if column.endswith("seconds")})
+    parts = {"f16": rows, "q8_0": slow}
+    both = stage.derive(pd.concat([part.assign(weights=weights) for weights, part in parts.items()]))
+    for weights, part in parts.items():
+        found = both[both["weights"] == weights].drop(columns="weights").reset_index(drop=True)
+        pd.testing.assert_frame_equal(found, stage.derive(part), check_like=True)

@@ -14,7 +14,7 @@ from draftlab.errors import UserError
 from draftlab.latency.settings import Engine
 from draftlab.progress import progress
 from draftlab.stages._inputs import TargetAndDraft
-from draftlab.stages._stage import Bench, Facts, column, stage_of, timing
+from draftlab.stages._stage import Bench, Facts, column, columns_of, stage_of, timing
 from draftlab.stages.latency_alpha import AtAlpha, expected_tokens
 
 if TYPE_CHECKING:
@@ -121,13 +121,18 @@ def measure(target: LatencyBackend, draft: LatencyBackend, settings: Settings) -
 
 
 def derive(rows: pd.DataFrame) -> pd.DataFrame:
-    """Per (alpha, length, block): seconds to decode ``length`` tokens plainly and speculatively, and their ratio."""
-    rows = rows.assign(length=rows["end"]).sort_values("end")
-    width, by = rows["end"] - rows["begin"], [rows["alpha"], rows["block"]]
+    """Per (alpha, length, block): seconds to decode ``length`` tokens plainly and speculatively, and their ratio.
+
+    Columns that no ``Row`` declares are axes of an experiment: the segments of each of their values are added up apart.
+    """
+    axes = [name for name in rows if name not in columns_of(Row)]
+    rows = rows.assign(length=rows["end"]).sort_values("end", kind="stable")
+    width, by = rows["end"] - rows["begin"], ["alpha", "draft_len", "block", *axes]
     plain = (rows["plain_before_seconds"] + rows["plain_after_seconds"]) / rows["plain_steps"] * width
     speculative = rows["seconds"] / rows["rounds"] / expected_tokens(rows) * width
-    rows = rows.assign(plain=plain.groupby(by).cumsum(), speculative=speculative.groupby(by).cumsum())
-    names = ["alpha", "draft_len", "length", "block", "plain", "speculative", "speedup"]
+    cells = rows.assign(plain=plain, speculative=speculative).groupby(by, observed=True, dropna=False)
+    rows = rows.assign(plain=cells["plain"].cumsum(), speculative=cells["speculative"].cumsum())
+    names = ["alpha", "draft_len", "length", "block", *axes, "plain", "speculative", "speedup"]
     return rows.assign(speedup=rows["plain"] / rows["speculative"])[names].reset_index(drop=True)
 
 

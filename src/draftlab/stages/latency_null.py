@@ -10,7 +10,7 @@ from draftlab.core.measure import Measure
 from draftlab.latency.settings import Engine
 from draftlab.progress import progress
 from draftlab.stages._inputs import Target
-from draftlab.stages._stage import Bench, Facts, column, stage_of, timing
+from draftlab.stages._stage import Bench, Facts, column, columns_of, stage_of, timing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -83,12 +83,17 @@ def derive(rows: pd.DataFrame) -> pd.DataFrame:
     """The pairs in the order of their measurement, once for each size of a comparison (``COMPARED``).
 
     A comparison reveals a difference if 1 is outside the interval of its ratio. The smallest such difference is half the interval's width.
-    A size has at least two comparisons. Pairs that are left over are dropped.
+    A size has at least two comparisons. Pairs that are left over are dropped. Columns that no ``Row`` declares are axes of an experiment:
+    the pairs of each of their values are compared apart.
     """
     import pandas as pd
 
     from draftlab.latency.comparison import compare
 
+    if axes := [name for name in rows if name not in columns_of(Row)]:
+        cells = rows.groupby(axes, observed=True, dropna=False, sort=False)
+        apart = (derive(cell[[*columns_of(Row)]]).assign(**dict(zip(axes, at, strict=True))) for at, cell in cells)
+        return pd.concat(apart, ignore_index=True)
     rows = rows.sort_values(["repeat", "pair"], ignore_index=True)
     sizes = [size for size in COMPARED if 2 * size <= len(rows)] or [len(rows)]
     parts = []
