@@ -125,7 +125,7 @@ def derive(rows: pd.DataFrame) -> pd.DataFrame:
 
     Columns that no ``Row`` declares are axes of an experiment: the segments of each of their values are added up apart.
     """
-    axes = [name for name in rows if name not in columns_of(Row)]
+    axes = [str(name) for name in rows if name not in columns_of(Row)]
     rows = rows.assign(length=rows["end"]).sort_values("end", kind="stable")
     width, by = rows["end"] - rows["begin"], ["alpha", "draft_len", "block", *axes]
     plain = (rows["plain_before_seconds"] + rows["plain_after_seconds"]) / rows["plain_steps"] * width

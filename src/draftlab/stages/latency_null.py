@@ -90,9 +90,9 @@ def derive(rows: pd.DataFrame) -> pd.DataFrame:
 
     from draftlab.latency.comparison import compare
 
-    if axes := [name for name in rows if name not in columns_of(Row)]:
-        cells = rows.groupby(axes, observed=True, dropna=False, sort=False)
-        apart = (derive(cell[[*columns_of(Row)]]).assign(**dict(zip(axes, at, strict=True))) for at, cell in cells)
+    if axes := [str(name) for name in rows if name not in columns_of(Row)]:
+        cells = (cell for _, cell in rows.groupby(axes, observed=True, dropna=False, sort=False))
+        apart = (derive(cell[[*columns_of(Row)]]).assign(**cell[axes].iloc[0]) for cell in cells)
         return pd.concat(apart, ignore_index=True)
     rows = rows.sort_values(["repeat", "pair"], ignore_index=True)
     sizes = [size for size in COMPARED if 2 * size <= len(rows)] or [len(rows)]
