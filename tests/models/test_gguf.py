@@ -100,6 +100,15 @@ def test_another_head_width_and_rotation(tmp_path: Path) -> None:
     np.testing.assert_allclose(llama_logits(tmp_path / "toy.gguf"), our_logits(folder), atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize(
+    "rope", [{"rope_theta": None}, {"rope_parameters": {"rope_type": "default", "rope_theta": None}}]
+)
+def test_a_rotation_that_the_config_leaves_open_is_the_usual_one(tmp_path: Path, rope: dict[str, Any]) -> None:
+    folder = toy(tmp_path / "toy", **rope)
+    export(folder, tmp_path / "toy.gguf")
+    np.testing.assert_allclose(llama_logits(tmp_path / "toy.gguf"), our_logits(folder), atol=1e-4, rtol=0)
+
+
 def test_bfloat16_weights_are_read(tmp_path: Path) -> None:
     folder = toy(tmp_path / "toy")
     tensors = {name: torch.from_numpy(x).bfloat16() for name, x in load_file(folder / "model.safetensors").items()}
@@ -306,6 +315,15 @@ def test_rows_that_blocks_do_not_fill_are_stored_in_16_bits(tmp_path: Path, weig
     assert {kind for name, kind in kinds.items() if "ffn_down" in name} == {"F16"}
     assert {kind for name, kind in kinds.items() if "ffn_up" in name} == {weights.upper()}
     assert kl(our_logits(folder), llama_logits(tmp_path / "toy.gguf")) < 0.5
+
+
+@pytest.mark.parametrize("inner", [72, 96])
+def test_a_file_says_the_type_that_its_weights_have(tmp_path: Path, inner: int) -> None:
+    """No row of 48 or 72 numbers can be cut into blocks of 32; one of 96 can."""
+    write_toy(tmp_path / "toy", hidden_size=48, intermediate_size=inner)
+    export(tmp_path / "toy", tmp_path / "toy.gguf", "q4_0", vocabulary=False)
+    with LlamaCpp(tmp_path / "toy.gguf") as model:
+        assert model.describe()["weights"] == ("f16" if inner == 72 else "q4_0")
 
 
 def test_an_unknown_weight_type_is_refused(tmp_path: Path) -> None:

@@ -136,19 +136,21 @@ def _write(
     """Write header, vocabulary and tensors; one tensor at a time is in memory."""
     if weights not in QUANTIZATION:
         raise UserError(f"no weight type {weights!r}", remedy=f"choose one of {', '.join(get_args(Weights))}")
-    quantization, file_type = QUANTIZATION[weights]
+    quantization, _ = QUANTIZATION[weights]
     shapes, architecture = expected_shapes(config, folder), _architecture(config)
     block, stored = gguf.GGML_QUANT_SIZES[quantization]
     least_bytes = sum(map(math.prod, shapes.values())) * stored // block
     if _t5_output_scale(config) is not None:
         shapes["lm_head.weight"] = shapes["shared.weight"]
     kinds = {name: _stored_as(name, shape, quantization) for name, shape in shapes.items()}
+    if quantization not in kinds.values():  # no row could be cut into blocks
+        weights = "f16"
     depth = max(config.get(key) or 0 for key in ("num_hidden_layers", "num_layers", "num_decoder_layers"))
     names = gguf.get_tensor_name_map(ARCHITECTURES[architecture], depth)
     with atomic_path(out, least_bytes) as temporary:
         writer = gguf.GGUFWriter(temporary, architecture)
         writer.add_custom_alignment(ALIGNMENT)
-        writer.add_file_type(file_type)
+        writer.add_file_type(QUANTIZATION[weights][1])
         if weights.startswith("q"):
             writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
         (_add_t5_fields if architecture == "t5" else _add_llama_fields)(writer, config)
@@ -225,7 +227,7 @@ def _add_llama_fields(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_key_length(width)
     writer.add_value_length(width)
     writer.add_rope_dimension_count(width)
-    writer.add_rope_freq_base(float(rope.get("rope_theta", config.get("rope_theta", 10_000.0))))
+    writer.add_rope_freq_base(float(rope.get("rope_theta") or config.get("rope_theta") or 10_000.0))
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
 
