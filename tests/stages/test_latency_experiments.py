@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -711,6 +712,23 @@ def test_the_training_process_ends_with_the_block(models: dict[str, Path]) -> No
             time.sleep(0.01)
         assert trainer.steps > before
     assert trainer.process.poll() is not None
+
+
+@pytest.mark.skipif(not can_pin() or len(usable()) < 2, reason="this system pins no process, or has one core")
+def test_threads_that_run_already_are_pinned_too() -> None:
+    """As torch's own threads, which begin when a model is opened."""
+    before, done = usable(), threading.Event()
+    thread = threading.Thread(target=done.wait)
+    thread.start()
+    try:
+        number = thread.native_id
+        assert number is not None
+        with pinned(1):
+            assert sorted(os.sched_getaffinity(number)) == before[:1]
+        assert sorted(os.sched_getaffinity(number)) == before
+    finally:
+        done.set()
+        thread.join()
 
 
 @pytest.mark.skipif(not can_pin(), reason="this system pins no process")

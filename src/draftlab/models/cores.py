@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 
 def usable() -> list[int]:
@@ -18,9 +19,15 @@ def can_pin() -> bool:
 
 
 def pin(cores: Iterable[int]) -> None:
-    """Keep this process and its children on ``cores``, where the system can."""
+    """Keep this process and its children on ``cores``, where the system can.
+
+    The system pins one thread at a time. A new thread stays on the cores of the one that starts it; those of torch run already.
+    """
     if can_pin():
-        os.sched_setaffinity(0, cores)
+        cores, own = set(cores), Path("/proc/self/task")
+        for thread in [0, *(int(thread.name) for thread in own.iterdir())] if own.is_dir() else [0]:
+            with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+                os.sched_setaffinity(thread, cores)
 
 
 @contextlib.contextmanager
