@@ -183,6 +183,8 @@ def test_near_the_end_of_the_context_blocks_shrink() -> None:
         speculate(target, draft, [1, 2, 3, 4], 21, fixed(6))
     with pytest.raises(UserError, match="prompt is empty"):
         decode(target, [], 3)
+    with pytest.raises(UserError, match="max_new_tokens is 0"):  # plain decoding would do nothing, speculation a block
+        speculate(target, draft, [1, 2], 0, fixed(6))
 
 
 # --- sampled -----------------------------------------------------------------------------------------------------

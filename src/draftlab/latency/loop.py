@@ -215,9 +215,11 @@ def crop(models: Sequence[LatencyBackend], length: int) -> None:
 
 
 def _begin(models: Sequence[LatencyBackend], prompt: Sequence[int], max_new_tokens: int) -> list[int]:
-    """Call ``begin`` on each model, the first one last; raise ``UserError`` if the prompt leaves no room for ``max_new_tokens``."""
+    """Call ``begin`` on each model, the first one last; raise ``UserError`` if the prompt leaves no room for ``max_new_tokens`` (1 or more)."""
     if not prompt:
         raise UserError("the prompt is empty", remedy="give at least one token, such as the start token")
+    if max_new_tokens < 1:
+        raise UserError(f"max_new_tokens is {max_new_tokens}", remedy="give 1 or more")
     context = min(model.context_length for model in models)
     before = len(prompt) if models[0].decoder_start is None else 1
     if before + max_new_tokens > context:
