@@ -59,6 +59,17 @@ def totals(**fixed) -> dict[str, float]:
     return dict(zip(rows["system"], rows["gb"], strict=True))
 
 
+def test_a_dataset_without_a_stream_has_no_measured_block_lengths(tmp_path: Path) -> None:
+    table = tmp_path / "osd_online.csv"
+    table.write_text(
+        "dataset,method,stream_index,emitted,blocks\ngsm8k,online,0,5,1\ngsm8k,static,0,5,1\nspider,online,0,5,1\n"
+    )
+    assert memory_traffic._measured(table, "gsm8k") == (5.0, 5.0)
+    for dataset in ("spider", "dolly"):
+        with pytest.raises(UserError, match=f"no rows of the dataset {dataset} with the method static"):
+            memory_traffic._measured(table, dataset)
+
+
 def test_table_5_as_printed_and_unrounded():
     one = {"terms": "printed", "batch": 1, "update_interval": 8}
     assert totals(inputs="printed", **one) == pytest.approx({"original": 1792, "vsd": 1320.96, "osd": 573.14}, abs=0.01)

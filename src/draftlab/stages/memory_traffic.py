@@ -15,6 +15,7 @@ from draftlab.core.measure import Measure
 from draftlab.core.settings import Count, Dataset, Share
 from draftlab.core.settings import Settings as Base
 from draftlab.core.theory import ModelSize
+from draftlab.errors import UserError
 from draftlab.stages._inputs import TargetAndDraft
 from draftlab.stages._places import Places
 from draftlab.stages._stage import Bench, Facts, Files, column, stage_of
@@ -176,6 +177,9 @@ def _measured(online: Path, dataset: str) -> tuple[float, float]:
 
     rows = read_table(online)
     rows = rows[(rows["dataset"] == dataset) & rows["method"].isin(["static", "online"])]
+    if absent := [method for method in ("static", "online") if method not in set(rows["method"])]:
+        what = f"no rows of the dataset {dataset} with the method {absent[0]}"
+        raise UserError(what, file=online, remedy="set dataset to one of this table, or run osd_online on it")
     end = rows[rows["stream_index"] >= 0.8 * (rows["stream_index"].max() + 1)]
     sums = end.groupby("method")[["emitted", "blocks"]].sum()
     lengths = sums["emitted"] / sums["blocks"]
