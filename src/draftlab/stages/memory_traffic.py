@@ -180,7 +180,8 @@ def _measured(online: Path, dataset: str) -> tuple[float, float]:
     if absent := [method for method in ("static", "online") if method not in set(rows["method"])]:
         what = f"no rows of the dataset {dataset} with the method {absent[0]}"
         raise UserError(what, file=online, remedy="set dataset to one of this table, or run osd_online on it")
-    end = rows[rows["stream_index"] >= 0.8 * (rows["stream_index"].max() + 1)]
+    last = rows["stream_index"].max()
+    end = rows[rows["stream_index"] >= min(0.8 * (last + 1), last)]  # of fewer than five requests, the last one
     sums = end.groupby("method")[["emitted", "blocks"]].sum()
     lengths = sums["emitted"] / sums["blocks"]
     return float(lengths["static"]), float(lengths["online"])
