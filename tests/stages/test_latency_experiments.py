@@ -333,6 +333,17 @@ def test_length_experiment_in_llama_cpp(models: dict[str, Path]) -> None:
         latency_length.run(settings.model_copy(update={"length": [8, 8]}), TargetAndDraft(**models), BENCH)
 
 
+def test_an_acceptance_that_is_given_twice_counts_once(models: dict[str, Path]) -> None:
+    settings = latency_length.Settings(alpha=[0.5, 0.5], length=[8, 32], prefix=16, draft_len=2, blocks=1, rounds=2)
+    rows, _ = latency_length.run(settings, TargetAndDraft(**models), BENCH)
+    assert rows["end"].tolist() == [8, 32]
+
+
+def test_an_infinite_temperature_is_refused() -> None:
+    with pytest.raises(ValueError, match="temperature"):
+        latency_requests.Settings(dataset="toy", draft_len=3, requests=2, max_new_tokens=12, temperature=float("inf"))
+
+
 # --- requests ----------------------------------------------------------------------------------------------------
 
 

@@ -95,7 +95,7 @@ def measure(target: LatencyBackend, draft: LatencyBackend, settings: Settings) -
         total = (settings.blocks + 1) * settings.rounds
         plans = {a: schedule(a, settings.draft_len, total, rng).reshape(-1, settings.rounds) for a in settings.alpha}
         for block in progress(range(-1, settings.blocks), f"blocks around token {middle}"):
-            for alpha in rng.permutation(settings.alpha).tolist():
+            for alpha in rng.permutation([*plans]).tolist():
                 # The decoded tokens lie on both sides of the middle: a long run from there would measure a longer context.
                 advance = settings.rounds * expected_block_length(alpha, settings.draft_len)
                 start = max(1, middle - round(advance / 2))
