@@ -24,7 +24,7 @@ from draftlab.models import load_model
 from draftlab.models.llama import Llama, LlamaCache, LlamaConfig
 from draftlab.models.weights import model_size
 from draftlab.report import findings
-from draftlab.stages import break_even, medusa, memory_traffic, online
+from draftlab.stages import break_even, medusa, memory_traffic, online, utilisation
 from draftlab.stages._stage import Bench
 from draftlab.train import break_even as train_break_even
 from draftlab.train import learning, traffic, training
@@ -57,6 +57,14 @@ def totals(**fixed) -> dict[str, float]:
     for key, value in fixed.items():
         rows = rows[rows[key] == value]
     return dict(zip(rows["system"], rows["gb"], strict=True))
+
+
+@pytest.mark.parametrize("pair", [("a", 7, 0, 2, 0.5), ("a", 7, 1, 0.5, 0.5), ("a", 7, 1, 2, 1.5)])
+def test_a_pair_that_cannot_be_is_refused_where_it_is_given(pair: tuple[Any, ...]) -> None:
+    given: dict[str, Any] = dict.fromkeys(utilisation.Settings.model_fields, 1) | {"most": 2, "pairs": [pair]}
+    with pytest.raises(ValueError, match="pairs"):
+        utilisation.Settings(**given)
+    assert utilisation.Settings(**given | {"pairs": [("a", 7, 1, 2, 0.5)]}).pairs == [("a", 7, 1, 2, 0.5)]
 
 
 def test_a_dataset_without_a_stream_has_no_measured_block_lengths(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+Positive = Annotated[float, Field(gt=0)]
+BlockLength = Annotated[float, Field(ge=1)]
+
+
 class Settings(Base):
     tokens_per_request: float = Field(gt=0, description="tokens of a request")
     requests: float = Field(gt=0, description="requests of the trace")
@@ -25,7 +29,7 @@ class Settings(Base):
     draft_len: int = Field(gt=0, description="tokens drafted per call of the target")
     alpha: Share = Field(description="acceptance per drafted token")
     most: float = Field(gt=1, description="largest load, as a multiple of the trace's; the smallest is 1")
-    pairs: list[tuple[str, float, float, float, float]] = Field(
+    pairs: list[tuple[str, Positive, Positive, BlockLength, Share]] = Field(
         description="pair, parameters of target and draft in billions, printed block length, and the alpha that corresponds to it"
     )
 
