@@ -33,7 +33,7 @@ def test_every_row_that_is_left_out_is_counted(tmp_path: Path) -> None:
     assert line.startswith("Dropped  prompts: of 14 rows of train 3 rejected: 2 ")
     assert "1 broken JSON" in line
     assert "3 duplicates" in line
-    assert "; 1 prompts too long for the target of main, or refused by its chat template" in line
+    assert "; 1 prompts too long for the target of main, refused by its chat template, or without a token" in line
     assert line.endswith("data/prompts/rejected.jsonl)")
     (run / "report.html").touch()
     assert line in list(summary.lines(summary.newest_run(run)))  # the folder of a run will do

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tokenizers import processors
 
 from draftlab.data.prompts import Prompt
 from draftlab.engine import held_out
@@ -41,6 +42,23 @@ def test_a_conversation_that_the_template_refuses_is_rejected_with_its_reason(tm
     ]
     (batch,) = held_out._batches(tmp_path / "prompts.jsonl", 3, 3, TOKENIZER, "own", 56)
     assert [request.number for request in batch] == [0]
+
+
+def test_a_prompt_without_a_token_is_rejected(tmp_path: Path) -> None:
+    """A model cannot answer it. Tokenizers that begin no text with bos, as many do, give none for a text that is dropped."""
+    silent = "{% for m in messages if m.content != 'Hidden' %}{{ m.content }}{% endfor %}"
+    tokenizer = dataclasses.replace(train_tokenizer(["How many are there?"], 300), chat_template=silent)
+    tokenizer.backend.post_processor = processors.Sequence([])
+    asked = [Prompt(name, "prompts", "train", text) for name, text in {"a": "Hidden", "b": "How many?"}.items()]
+    write_jsonl(tmp_path / "prompts.jsonl", asked)
+    kept, rejected = fitting(tmp_path / "prompts.jsonl", 2, tokenizer, OWN, 60)
+    assert [name for name, _ in kept] == ["b"]
+    assert [(each.row, each.reason.partition(":")[0]) for each in rejected] == [("a", "no token")]
+    (batch,) = held_out._batches(tmp_path / "prompts.jsonl", 2, 2, tokenizer, "own", 56)
+    assert [request.number for request in batch] == [1]
+    write_jsonl(tmp_path / "prompts.jsonl", asked[:1])
+    with pytest.raises(UserError, match="no prompt can be used: no token"):
+        fitting(tmp_path / "prompts.jsonl", 1, tokenizer, OWN, 60)
 
 
 def test_a_template_that_refuses_all_is_an_error(tmp_path: Path) -> None:

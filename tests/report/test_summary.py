@@ -113,7 +113,7 @@ def test_few_requests_are_not_an_answer_and_prompts_without_room_are_counted(run
     assert "not yet known whether an adapted draft pays" in line
     assert "on 1 request;" in line
     assert "nan" not in line
-    assert "; left out: 3 prompts too long for the target, or refused by its chat template" in line
+    assert "; left out: 3 prompts too long for the target, refused by its chat template, or without a token" in line
 
 
 def test_answers_that_repeat_themselves_are_counted_and_left_out(run):

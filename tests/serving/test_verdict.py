@@ -1104,9 +1104,9 @@ def test_conversations_and_prompts_that_the_target_cannot_read_are_counted(
     monkeypatch.chdir(tmp_path)
     settings = VerdictSettings(Path("logs/log.jsonl"), "models/T", hardware="rtx4090-llama-3.1-8b")
     found = judge_run(tmp_path, settings, "models/D", {"a broken line": 2}, None, None)
-    assert found.left_out == {"a broken line": 2, "too long for the target, or refused by its chat template": 1}
+    assert found.left_out == {"a broken line": 2, "too long for the target, refused by its chat template, or without a token": 1}
     assert verdict.lines(found)[-2] == (
-        "Left out: 2 a broken line, 1 too long for the target, or refused by its chat template"
+        "Left out: 2 a broken line, 1 too long for the target, refused by its chat template, or without a token"
     )
     cut = sum(name < "3" for name in names)
     assert verdict.lines(found)[-1].endswith(f"; {cut} of 60 answers were cut at 96 tokens")

@@ -11,7 +11,7 @@ from draftlab.data.prompts import Rejection
 from draftlab.errors import printable
 from draftlab.files.json_files import read_jsonl, read_object
 
-UNREAD = "too long for {}, or refused by its chat template"
+UNREAD = "too long for {}, refused by its chat template, or without a token"
 
 
 def lines(run: Path) -> Iterator[str]:

@@ -13,11 +13,12 @@ from draftlab.models import Tokenizer
 
 
 def encoded(prompts: Path, tokenizer: Tokenizer, template: str) -> Iterator[tuple[Prompt, list[int] | str]]:
-    """Each prompt with its token ids, or with the reason why the chat template refuses its conversation."""
+    """Each prompt with its token ids, or with the reason why it has none, such as a chat template that refuses its conversation."""
     tokenizer.encode_prompt("?", template)  # a template that refuses every prompt is an error
     for prompt in read_jsonl(prompts, Prompt):
         try:
-            yield prompt, tokenizer.encode_prompt(prompt.messages, template, prompt.tools)
+            ids = tokenizer.encode_prompt(prompt.messages, template, prompt.tools)
+            yield prompt, ids or "no token: the tokenizer or the chat template drops the whole text"
         except UserError as error:
             yield prompt, error.what
 
