@@ -217,6 +217,16 @@ def test_parquet(tmp_path: Path) -> None:
     assert "broken Parquet" in problem
 
 
+def test_parquet_with_two_columns_of_one_name_is_refused(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    columns = [pyarrow.array(["how?"]), pyarrow.array(["why?"])]
+    parquet.write_table(pyarrow.Table.from_arrays(columns, ["prompt", "prompt"]), tmp_path / "mine.parquet")
+    with pytest.raises(UserError, match=r"mine.parquet: two columns are called 'prompt'"):
+        list(read_rows(tmp_path / "mine.parquet"))
+
+
 def test_parquet_of_what_json_has_not(tmp_path: Path) -> None:
     import datetime
     import decimal
