@@ -7,6 +7,7 @@ import json
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -154,6 +155,12 @@ def test_tables(tmp_path: Path) -> None:
         (b'\xef\xbb\xbf"Question"\nhow?\n', {"question": "how?"}),
         (b"id,prompt,a;b\n1,how?,x\n", {"id": "1", "prompt": "how?", "a;b": "x"}),
         (b",prompt,\n0,how?,\n", {"": "", "prompt": "how?"}),
+        (b"sep=;\nprompt;n\nhow, or why?;1\n", {"prompt": "how, or why?", "n": "1"}),
+        (b'\xef\xbb\xbf"SEP=\t"\r\nprompt\tn\r\nhow?\t1\r\n', {"prompt": "how?", "n": "1"}),
+        (b"\nprompt;n\nhow?;1\n", {"prompt": "how?", "n": "1"}),
+        (b'prompt\tn\n"how\nor why?"\t1\n', {"prompt": "how\nor why?", "n": "1"}),
+        (b"prompt,a;b;c\nhow?,x\n", {"prompt": "how?", "a;b;c": "x"}),
+        (b'"this, that, or what";prompt\n1;how?\n', {"this, that, or what": "1", "prompt": "how?"}),
     ],
 )
 def test_the_header_of_a_table(tmp_path: Path, content: bytes, want: dict[str, str]) -> None:
@@ -174,6 +181,30 @@ def test_the_header_of_a_table(tmp_path: Path, content: bytes, want: dict[str, s
 def test_a_table_without_known_columns_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
     with pytest.raises(UserError, match=message):
         read(tmp_path, content, "mine.csv")
+
+
+def test_lines_below_the_name_of_a_separator_are_counted_from_it(tmp_path: Path) -> None:
+    rows = read(tmp_path, b"sep=;\nprompt;n\nhow?;1\nwhy?\n", "mine.csv")
+    assert (good(rows), problems(rows)) == ([3], [(4, "more or fewer columns than the header")])
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("mine.csv", b'prompt,n\nhow?,1\n"two\nlines",2\n'),
+        ("mine.tsv", b"prompt\tn\nhow?\t1\nwhy?\t2\n"),
+        ("mine.txt", b"how?\n\nwhy?\n" * 5000),
+        ("mine.jsonl", b'{"prompt": "how?"}\n{"prompt": "why?"\n{"prompt": "where?"}\n'),
+        ("mine.json", b'{"data": [\n{"prompt": "how?"},\n{"prompt": "how?", "prompt": 1},\n{"prompt": "why?"}\n]}'),
+    ],
+)
+def test_lines_that_end_as_on_old_macs(
+    tmp_path: Path, name: str, content: bytes, pack: Callable[[bytes], bytes]
+) -> None:
+    want = read(tmp_path, pack(content), name)
+    assert len(want) > 1
+    assert read(tmp_path, pack(content.replace(b"\n", b"\r")), name) == want
 
 
 def test_columns_of_a_dataset_need_no_header(tmp_path: Path) -> None:

@@ -324,6 +324,30 @@ def _unwrapped(rows: Iterator[RawRow], file: IO[bytes]) -> Iterator[RawRow]:
     yield from rows
 
 
+class _UnixLines(io.RawIOBase):
+    """A file whose lines end with a lone carriage return, as old Macs wrote them, with line feeds in their place."""
+
+    def __init__(self, file: io.BufferedReader) -> None:
+        self.file = file
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return self.file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self.file.tell()
+
+    def readinto(self, buffer: Any) -> int:
+        part = self.file.read(len(buffer)).replace(b"\r", b"\n")
+        buffer[: len(part)] = part
+        return len(part)
+
+
 def _spans_lines(start: bytes) -> bool:
     """Whether a file begins with an object over several lines: its first line only opens it, and the second is no object of its own."""
     first, _, rest = start.lstrip().partition(b"\n")
@@ -355,12 +379,34 @@ class _CsvLines:
         return line.decode(encoding, "surrogateescape")
 
 
-def _table(file: IO[bytes], name: str, separator: str, columns: Sequence[str]) -> Iterator[RawRow]:
+ANNOUNCED = re.compile(rb'"?sep=([,;|:~^\t])"?\r?\n', re.IGNORECASE)
+"""A first line that names the separator, as Excel reads it."""
+SEPARATORS = ",;\t"
+"""Of ``.csv``: spreadsheets in many countries write semicolons."""
+
+
+def _separator(opening: bytes) -> str:
+    """The separator of a ``.csv`` by its header: one by which a column has a known name, and of several the most frequent."""
+    header = re.split(rb"[\r\n]", opening.lstrip(b"\r\n"))[0].decode("utf-8", "replace")
+
+    def fits(separator: str) -> tuple[bool, int]:
+        names = {cell.strip().lower() for cell in next(csv.reader([header], delimiter=separator), [])}
+        return not PROMPT_COLUMNS.isdisjoint(names), header.count(separator)
+
+    return max(SEPARATORS, key=fits)
+
+
+def _table(file: IO[bytes], name: str, kind: str, opening: bytes, columns: Sequence[str]) -> Iterator[RawRow]:
     csv.field_size_limit(LONGEST)
     lines = _CsvLines(file)
-    if separator == "\t":
+    if kind == ".tsv":
+        separator = "\t"
         reader = csv.reader(lines, delimiter=separator, quoting=csv.QUOTE_NONE)
     else:
+        announced = ANNOUNCED.match(opening)
+        if announced:
+            next(lines)
+        separator = announced[1].decode() if announced else _separator(opening)
         reader = csv.reader(lines, delimiter=separator, strict=True)
     header: list[str] = []
     while True:
@@ -400,8 +446,8 @@ def _header(cells: Sequence[str], name: str, line: int) -> list[str]:
             f"no column is called prompt, or has another known name: {excerpt(', '.join(cells))}",
             file=name,
             line=line,
-            remedy="name the columns in the first line: prompt, and answer if there is one; if the files of a known dataset have "
-            "no such line, name the dataset: --dataset mgsm",
+            remedy="name the columns in the first line: prompt, and answer if there is one, with commas, semicolons or tabs between "
+            "them (.tsv: tabs); if the files of a known dataset have no such line, name the dataset: --dataset mgsm",
         )
     _check_distinct(names, name, line)
     return names
@@ -476,11 +522,11 @@ def _parse(file: io.BufferedReader, name: str, suffixes: Sequence[str], columns:
     start = file.peek(4096).removeprefix(b"\xef\xbb\xbf")
     if start.startswith(UTF16):
         raise UserError("the file is UTF-16", file=name, remedy="convert it to UTF-8")
+    if b"\r" in start and b"\n" not in start:
+        file, start = io.BufferedReader(_UnixLines(file)), start.replace(b"\r", b"\n")
     opening, kind = start.lstrip()[:1], next((s for s in reversed(suffixes) if s != ".gz"), "")
     if kind in (".csv", ".tsv"):
-        first = start.partition(b"\n")[0]
-        comma = ";" if first.count(b";") > first.count(b",") else ","  # spreadsheets in many countries write semicolons
-        yield from _table(file, name, comma if kind == ".csv" else "\t", columns)
+        yield from _table(file, name, kind, start, columns)
     elif _is_log(start):
         yield from _log(file, name)
     elif kind in (".txt", ".lst"):
