@@ -29,19 +29,13 @@ ALIKE = {  # formats that cannot be told apart, and conversations, which are a u
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("dataset", [name for name in raw_rows.GENERATORS if name != "mt_bench"])
+@pytest.mark.parametrize("dataset", [*raw_rows.GENERATORS])
 def test_generated_rows_are_recognised(tmp_path: Path, dataset: str) -> None:
     file = write(tmp_path / "rows.jsonl", raw_rows.rows(dataset, 30))
     assert formats.detect(read_rows(file)) == ALIKE.get(dataset, dataset)
     report = check.check(file)
     assert report.kept == report.references == 30
     assert report.usable
-
-
-def test_hub_rows_of_mt_bench_are_prompts(tmp_path: Path) -> None:
-    file = write(tmp_path / "rows.jsonl", raw_rows.rows("mt_bench", 5))
-    assert formats.detect(read_rows(file)) == "prompts"
-    assert check.check(file).kept == 5
 
 
 @pytest.mark.parametrize(

@@ -143,6 +143,9 @@ def test_reasons(name: str, row: Any, reason: str) -> None:
         *(("prompts", {"prompt": "u", "response": {"choices": [{"message": {"role": role, "content": "a"}}]}}, "u", "a")
           for role in (None, "Assistant")),
         ("prompts", {"turns": ["one", "two"]}, "one", None),
+        ("prompts", {"prompt": ["one"]}, "one", None),
+        ("prompts", {"prompt": "one", "text": ["what a server wrote"]}, "one", None),
+        ("prompts", {"prompt": "one", "input": []}, "one", None),
         ("prompts", {"prompt": "good", "messages": None}, "good", None),
         ("prompts", {"prompt": "good", "conversations": None, "messages": []}, "good", None),
         ("prompts", {"text": "t", "response": "r"}, "t", "r"),
@@ -286,6 +289,8 @@ def test_a_response_without_text_is_no_answer(response: object) -> None:
         ({"question": "q", "answer": "a", "docs": ["d"]}, "prompts"),
         ({"question": "q", "answer": "a"}, "gsm8k"),
         ({"message_tree_id": "t", "tree_state": "ready", "prompt": {"text": "q"}}, "oasst"),
+        ({"prompt_id": 1, "category": "math", "prompt": ["one", "two"], "reference": []}, "mt_bench"),
+        ({"category": "math", "prompt": "one", "reference": "a"}, "prompts"),
     ],
 )
 def test_formats_that_other_fields_than_the_prompts_tell(row: dict[str, Any], name: str) -> None:
@@ -607,6 +612,10 @@ def test_conversations_of_other_apis_lose_nothing(name: str) -> None:
         {"messages": [{"role": "user", "content": "See?", "images": ["x"]}]},
         {"prompt": "See?", "images": ["x"]},
         {"inputs": ["one", "two"]},
+        {"prompt": ["one", "two"]},
+        {"prompt": ["one", 2]},
+        {"request": {"prompt": ["one", "two"]}, "response": {"choices": [{"text": "1"}, {"text": "2"}]}},
+        {"instruction": "Add.", "input": ["one", "two"]},
     ],
 )
 def test_what_is_no_text_rejects_the_row(row: dict[str, Any]) -> None:

@@ -178,12 +178,13 @@ def prompts(row: Row) -> Cleaned:
     if (conversation := _conversation(row)) is not None:
         request = last_request(conversation, system, answered(row))
         return replace(request, meta={**request.meta, **labels(row)}, tools=tools)
-    for name in ("turns", *PROMPT_FIELDS):
-        if isinstance(row.get(name), list):
-            if name == "inputs" and len(row[name]) > 1:
-                raise BadRow("several prompts in a row")
-            return Cleaned(as_text(items_of(row, name)[0], name), None, labels(row))
-    field = next((name for name in PROMPT_FIELDS if isinstance(row.get(name), str)), None)
+    if isinstance(row.get("turns"), list):
+        return Cleaned(as_text(items_of(row, "turns")[0], "turns"), None, labels(row))
+    field = next((name for name in PROMPT_FIELDS if isinstance(row.get(name), str | list)), None)
+    if field and isinstance(row[field], list):
+        if len(row[field]) > 1 and isinstance(row[field][0], str):
+            raise BadRow(f"several prompts in a row: {field} is a list of them")
+        return Cleaned(as_text(items_of(row, field)[0], field), None, labels(row))
     text = text_of(row, *([field] if field else PROMPT_FIELDS))
     text = row[field] if field else text  # with the space around it, which the model reads
     places = (*RETRIEVED, "context") if "instruction" not in row and _is_passage(row.get("context")) else RETRIEVED

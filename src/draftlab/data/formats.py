@@ -48,6 +48,7 @@ FORMATS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("dolly", ("instruction", "context", "response")),
     ("alpaca", ("instruction", "input", "output")),
     ("mt_bench", ("category", "turns")),
+    ("mt_bench", ("category", "prompt", "reference")),
     ("gsm8k", ("question", "answer")),
 )
 """Datasets and the fields of their rows, the most specific first."""
@@ -60,6 +61,11 @@ PROMPT_COLUMNS = {*PROMPT_FIELDS, *CONVERSATION_FIELDS, "turns", "article", "doc
 """Every field that a prompt is read from. A table must have one of them."""
 
 
+def _are_texts(value: object) -> bool:
+    """Whether a field holds a list of texts, as MT-Bench's turns are."""
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
 def detect(rows: Iterable[RawRow]) -> str:
     """The first of ``FORMATS`` that fits most of the first rows; ``prompts`` if none fits more than half of them.
 
@@ -68,13 +74,14 @@ def detect(rows: Iterable[RawRow]) -> str:
     """
     read = [raw.row for raw in itertools.islice(rows, DETECT) if raw.problem is None and isinstance(raw.row, Mapping)]
 
-    def fitting(fields: tuple[str, ...]) -> int:
+    def fitting(name: str, fields: tuple[str, ...]) -> int:
         more = () if fields[0] in RETRIEVED else (*CONTEXT, *({"context"} - set(fields)))
         return sum(
-            all(not isinstance(row.get(name), int | float | None) for name in fields)
-            and not any(row.get(name) for name in more)
+            all(not isinstance(row.get(field), int | float | None) for field in fields)
+            and not any(row.get(field) for field in more)
+            and (name != "mt_bench" or _are_texts(row[fields[1]]))
             for row in read
         )
 
-    name, fields = max(FORMATS, key=lambda known: fitting(known[1]))
-    return name if 2 * fitting(fields) > len(read) else "prompts"
+    name, fields = max(FORMATS, key=lambda known: fitting(*known))
+    return name if 2 * fitting(name, fields) > len(read) else "prompts"
