@@ -1,6 +1,7 @@
 """The verdict's arithmetic on tables that are reckoned by hand, and its stage on a toy pair."""
 
 import hashlib
+import html
 import re
 import subprocess
 import time
@@ -594,6 +595,26 @@ def test_payback_counts_requests_until_the_updates_are_won_back():
     assert before.update_seconds is before.sent_bytes is None
 
 
+def test_payback_is_not_known_on_another_machine_or_from_few_requests(tmp_path: Path):
+    """The seconds of an update are this machine's, those of a profile's steps are not."""
+    elsewhere = from_profile("rtx4090-llama-3.1-8b", 100, 0.12)
+    few = pd.concat([table(0.3, 20, option="as_it_comes"), table(0.8, 20)])
+    slow = pd.concat([table(0.8, option="as_it_comes"), table(0.3)])
+    many = pd.concat([table(0.3, option="as_it_comes"), table(0.8)])
+    asked = VerdictSettings(traffic=Path("log.jsonl"), target="T")
+    for rows, costs, why in (
+        (few, COSTS, "not known: fewer than 30 requests"),
+        (many, elsewhere, "not known: the update ran on this machine"),
+        (slow, COSTS, "never"),
+    ):
+        found = decide(rows, costs)
+        assert found.options[-1].update_seconds == 30
+        assert found.options[-1].payback_requests is None
+        text = html.unescape(page(found, asked, tmp_path, "", tmp_path))
+        assert f"<td>30 s</td>\n<td>{why}" in text
+    assert decide(many).options[-1].payback_unknown == ""
+
+
 def test_an_update_says_what_it_stores_and_sends(tmp_path: Path):
     """The weights go to the server once after distillation, and after each of nine updates while the draft keeps learning."""
     found = decide(pd.concat([table(0.8), table(0.7, option="kept_learning")]))
@@ -1104,7 +1125,10 @@ def test_conversations_and_prompts_that_the_target_cannot_read_are_counted(
     monkeypatch.chdir(tmp_path)
     settings = VerdictSettings(Path("logs/log.jsonl"), "models/T", hardware="rtx4090-llama-3.1-8b")
     found = judge_run(tmp_path, settings, "models/D", {"a broken line": 2}, None, None)
-    assert found.left_out == {"a broken line": 2, "too long for the target, refused by its chat template, or without a token": 1}
+    assert found.left_out == {
+        "a broken line": 2,
+        "too long for the target, refused by its chat template, or without a token": 1,
+    }
     assert verdict.lines(found)[-2] == (
         "Left out: 2 a broken line, 1 too long for the target, refused by its chat template, or without a token"
     )

@@ -38,7 +38,9 @@ class BlockCosts:
     lookup: Float64[np.ndarray, "draws lengths"]
     source: str
     seconds: float
+    """of a step of plain decoding, on this machine only if ``is_here``"""
     profile: Profile
+    is_here: bool = True
 
     def block(self, draft_len: int, whole: float = 0.0) -> float:
         """The cost of a block of ``draft_len`` drafted tokens, in steps; ``whole``: the share of blocks that are accepted whole."""
@@ -131,4 +133,6 @@ def from_profile(name: str, context: float, ratio: float) -> BlockCosts:
     steps, free = np.full((DRAWS + 1, LONGEST), step), np.zeros((DRAWS + 1, LONGEST))
     loop = np.full((DRAWS + 1, LONGEST), profile.per_block / plain)
     source = f"profile {profile.name}: {profile.model} on {profile.hardware}, a draft at {step:.3f} of its step"
-    return BlockCosts(steps, np.tile(verify, (DRAWS + 1, 1)), free, free, loop, free, source, plain / 1e3, profile)
+    return BlockCosts(
+        steps, np.tile(verify, (DRAWS + 1, 1)), free, free, loop, free, source, plain / 1e3, profile, is_here=False
+    )

@@ -220,6 +220,9 @@ def learning(rows: pd.DataFrame, distilled: Option, learnt: Mapping[str, int]) -
     return Learning(alpha=alpha, twice_adds=range_of(adds))
 
 
+ELSEWHERE = "not known: the update ran on this machine, the requests would run on the profile's"
+
+
 def payback(options: Sequence[Option], rows: pd.DataFrame, facts: Mapping[str, Any], costs: BlockCosts) -> list[Option]:
     """Add to each trained option the seconds and bytes of its updates, and the number of requests that pays them back compared with the best
     untrained one."""
@@ -233,8 +236,14 @@ def payback(options: Sequence[Option], rows: pd.DataFrame, facts: Mapping[str, A
             seconds = float(facts["online" if online else "offline"]["seconds"])
             sent = facts["draft_bytes"] * (facts["online"]["updates"] if online else 1)
             saved = tokens * costs.seconds * (1 / untrained - 1 / option.speedup.estimate)
-            requests = seconds / saved if saved > 0 and option.requests >= ENOUGH else None
-            paid = {"update_seconds": seconds, "payback_requests": requests}
+            unknown = "" if costs.is_here else ELSEWHERE
+            unknown = unknown if option.requests >= ENOUGH else f"not known: fewer than {ENOUGH} requests"
+            requests = seconds / saved if saved > 0 and not unknown else None
+            paid: dict[str, object] = {
+                "update_seconds": seconds,
+                "payback_requests": requests,
+                "payback_unknown": unknown,
+            }
             paid |= {"recorded_bytes": facts["recorded_bytes"], "sent_bytes": sent}
             option = option.model_copy(update=paid)
         result.append(option)

@@ -114,6 +114,8 @@ class Option(_Record):
     ``tips_at`` is the acceptance from which some length pays off. It is empty if none does, and for blocks that end early, because their
     acceptance does not determine their number. ``recorded_bytes``: the target's recorded distributions that the draft learnt from;
     ``sent_bytes``: the weights sent to the server, once after distillation, and after every update of a draft that keeps learning.
+    ``payback_requests``: the requests that win back ``update_seconds`` of this machine; none if they never do, or if ``payback_unknown`` says
+    why that is not known.
     """
 
     name: str
@@ -136,6 +138,7 @@ class Option(_Record):
     learning: Learning | None = None
     update_seconds: float | None = None
     payback_requests: float | None = None
+    payback_unknown: str = ""
     recorded_bytes: int | None = None
     sent_bytes: int | None = None
     threshold: float = 0.0
