@@ -37,6 +37,7 @@ from draftlab.serving.acceptance import AcceptanceCurves
 from draftlab.serving.costs import BlockCosts, from_probes, from_profile
 from draftlab.serving.load import TOO_LARGE
 from draftlab.serving.monitor import read_promise
+from draftlab.serving.profiles import load as load_profile
 from draftlab.serving.profiles import save
 from draftlab.serving.speedup import around_mean, break_even, outcome, range_of, speedup
 from draftlab.serving.traces import Arrivals
@@ -1022,6 +1023,36 @@ def test_verdicts_at_two_temperatures_are_both_kept_and_say_their_temperature(
     assert "at temperature 1; costs" in lines(found[1])[-1]
     cut = decide(table(0.8), temperature=0.7, top_p=0.9, top_k=20, min_p=0.1)
     assert "at temperature 0.7, top-p 0.9, top-k 20, min-p 0.1; costs" in lines([(tmp_path, cut)])[-1]
+
+
+def test_a_verdict_replaces_none_of_other_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(verdict_command, "_run_workflow", lambda *_: tmp_path / "run")
+    monkeypatch.setattr(verdict_command.card, "write", lambda *_: None)
+    monkeypatch.setattr(verdict_command, "judge_run", lambda *_: decide(table(0.8)))
+    log = answer_file(tmp_path, [f'{{"prompt": "how much is {i} + {i}?"}}' for i in range(60)])
+    shipped = "rtx4090-llama-3.1-8b"
+    for folder in ("first", "second"):  # files with the same names
+        save(load_profile(shipped), tmp_path / folder / "mine.yaml")
+        rows = [f'{{"timestamp": {i}, "input_length": 5, "output_length": 5, "hash_ids": []}}' for i in range(9)]
+        write_text(tmp_path / folder / "mine.jsonl", "\n".join(rows))
+    asked = [
+        {},
+        *({"load": load} for load in ("4/s", "4.0000001/s")),
+        *({"hardware": str(one)} for one in (shipped, tmp_path / "first/mine.yaml", tmp_path / "second/mine.yaml")),
+        *({"trace": tmp_path / folder / "mine.jsonl"} for folder in ("first", "second")),
+        *({"template": template} for template in ("plain", "own")),
+        *({"temperature": 1, "top_p": top_p} for top_p in (1, 0.9, 0.95)),
+        {"temperature": 1, "template": "plain", "hardware": shipped, "load": "4/s"},
+    ]
+    settings = [VerdictSettings(log, "T", **more) for more in asked]
+    folders = [run(one, tmp_path / "out")[0][0] for one in settings]
+    assert len({*folders}) == len(asked)
+    assert folders[0] == tmp_path / "out"
+    assert folders[1] == tmp_path / "out/load_4"
+    assert folders[-1] == tmp_path / "out/temperature_1/template_plain" / f"hardware_{shipped}" / "load_4"
+    assert run(replace(settings[1], load="4"), tmp_path / "out")[0][0] == folders[1]
+    names = [verdict_command._name(one, "") for one in settings]
+    assert len({*names}) == 5, "the runs of another template, and of another top-p, record their own answers"
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ def run(settings: VerdictSettings, out: Path | None) -> list[tuple[Path, Verdict
         name = _name(settings, draft)
         digest = name.rpartition("-")[2]  # two drafts may have the same short name
         folder = (out or Path("results") / name) / (f"{_short(draft)}-{digest}" if len(settings.draft) > 1 else "")
-        folder /= f"temperature_{settings.temperature:g}" if settings.temperature else ""  # beside the one at 0
+        folder = folder.joinpath(*_asked(settings))  # beside the verdict without these settings
         if distinct < LEAST:
             without = "".join(f"; left out: {count} {why}" for why, count in left_out.items())
             what = f"{distinct} usable requests, but {LEAST} are needed: half of them are held out{without}"
@@ -403,12 +403,35 @@ def _absolute(model: str) -> str:
 
 
 def _name(settings: VerdictSettings, draft: str) -> str:
-    """A name for the run, unique to the log, target, draft, scale and limit of answers."""
+    """A name for the run, unique to the log, target, draft, scale, limit of answers, sampling and chat template."""
     parts = [os.path.abspath(settings.traffic), _absolute(settings.target), _absolute(draft), settings.scale]
     parts += [] if settings.answer_tokens is None else [str(settings.answer_tokens)]
     parts += [f"{key}={value}" for key, value in _cuts(settings).items()]
+    parts += [f"template={settings.template}"] if settings.template else []
     digest = hashlib.blake2b("\n".join(parts).encode(), digest_size=3).hexdigest()
     return f"verdict-{_short(str(settings.traffic))}-{_short(settings.target)}-{digest}"
+
+
+def _asked(settings: VerdictSettings) -> list[str]:
+    """The folders of a verdict by its settings, one in the other, so that it replaces none of other settings; none for what is left out."""
+    rate = _rate(settings.load)
+    named = {
+        "temperature": f"{settings.temperature:g}" if settings.temperature else None,
+        **{cut: f"{value:g}" for cut, value in _cuts(settings).items()},
+        "template": settings.template,
+        "hardware": _named(settings.hardware),
+        "load": None if rate is None else f"{rate:.15g}",
+        "trace": _named(settings.trace),
+    }
+    return [f"{setting}_{value}" for setting, value in named.items() if value is not None]
+
+
+def _named(given: str | Path | None) -> str | None:
+    """A name for a profile or a file: two files may have the same name in different folders."""
+    if given is None or str(given) in profiles.shipped():
+        return None if given is None else str(given)
+    digest = hashlib.blake2b(os.path.abspath(given).encode(), digest_size=3).hexdigest()
+    return f"{_short(str(given))}-{digest}"
 
 
 def _short(path: str) -> str:
