@@ -79,6 +79,12 @@ def test_a_trace_that_cannot_be_used_says_why(text: str, says: str, tmp_path: Pa
         traces.read_trace(tmp_path / "t.jsonl")
 
 
+def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("arrived_at,num_prefill_tokens,num_prefill_tokens,num_decode_tokens\n0,5,500,7\n")
+    with pytest.raises(UserError, match="t.csv:1: two columns are called 'num_prefill_tokens'"):
+        traces.read_trace(tmp_path / "t.csv")
+
+
 def test_a_line_too_long_is_a_broken_one_at_bounded_memory(tmp_path: Path) -> None:
     """200 MB in 0.2 MB of gzip."""
     import tracemalloc

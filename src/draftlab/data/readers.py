@@ -449,11 +449,11 @@ def _header(cells: Sequence[str], name: str, line: int) -> list[str]:
             remedy="name the columns in the first line: prompt, and answer if there is one, with commas, semicolons or tabs between "
             "them (.tsv: tabs); if the files of a known dataset have no such line, name the dataset: --dataset mgsm",
         )
-    _check_distinct(names, name, line)
+    check_distinct(names, name, line)
     return names
 
 
-def _check_distinct(columns: Sequence[str], name: str, line: int | None = None) -> None:
+def check_distinct(columns: Sequence[str], name: str, line: int | None = None) -> None:
     """Raise ``UserError`` if two columns of a table have one name: which of them is meant is not guessed."""
     if twice := next((column for column in columns if column and columns.count(column) > 1), None):
         raise UserError(f"two columns are called {twice!r}", file=name, line=line, remedy="rename one")
@@ -509,7 +509,7 @@ def _parquet(path: Path, name: str) -> Iterator[RawRow]:
     number = 0
     try:
         with parquet.ParquetFile(path) as file:
-            _check_distinct(file.schema_arrow.names, name)
+            check_distinct(file.schema_arrow.names, name)
             for batch in file.iter_batches(batch_size=1024):
                 for row in batch.to_pylist():
                     number += 1

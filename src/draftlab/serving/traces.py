@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float64, Int
 
-from draftlab.data.readers import LONGEST, bounded_lines
+from draftlab.data.readers import LONGEST, bounded_lines, check_distinct
 from draftlab.errors import UserError
 
 
@@ -101,6 +101,7 @@ def rows(path: Path) -> Iterator[tuple[int, Any]]:
                 csv.field_size_limit(LONGEST)
                 table = csv.reader(lines)
                 names = [name.strip() for name in next(table, [])]
+                check_distinct(names, str(path), 1)
                 for cells in filter(None, table):
                     fits = len(cells) == len(names)
                     yield table.line_num, dict(zip(names, cells, strict=True)) if fits else None
