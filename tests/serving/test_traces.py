@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 from numpy.testing import assert_allclose
 
+from draftlab.data import check, formats
 from draftlab.errors import UserError
 from draftlab.serving import emit, load, profiles, traces
 
@@ -79,9 +80,19 @@ def test_a_trace_that_cannot_be_used_says_why(text: str, says: str, tmp_path: Pa
         traces.read_trace(tmp_path / "t.jsonl")
 
 
+@pytest.mark.parametrize("columns", traces.FORMATS.values())
+def test_a_trace_in_place_of_prompts_says_what_it_is_for(columns: traces.Columns, tmp_path: Path) -> None:
+    row = {columns.arrived: 0, columns.prompt: 5, columns.output: 7}
+    (tmp_path / "t.jsonl").write_text(json.dumps(row) + "\n")
+    assert [*check.check(tmp_path / "t.jsonl").rejected] == [formats.NO_TEXTS]
+    (tmp_path / "t.csv").write_text(f"{','.join(row)}\n0,5,7\n")
+    with pytest.raises(UserError, match=formats.NO_TEXTS):
+        check.check(tmp_path / "t.csv")
+
+
 def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("arrived_at,num_prefill_tokens,num_prefill_tokens,num_decode_tokens\n0,5,500,7\n")
-    with pytest.raises(UserError, match="t.csv:1: two columns are called 'num_prefill_tokens'"):
+    with pytest.raises(UserError, match=r"t\.csv:1: two columns are called 'num_prefill_tokens'"):
         traces.read_trace(tmp_path / "t.csv")
 
 

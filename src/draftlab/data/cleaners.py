@@ -15,7 +15,17 @@ from dataclasses import replace
 from draftlab.core.settings import Template
 from draftlab.data.conversations import CUT, answered, first_request, is_conversation, last_request, texts_of
 from draftlab.data.fields import BadRow, Cleaned, Row, as_text, items_of, labels, mapping_of, maybe_text, text_of
-from draftlab.data.formats import ANSWER_FIELDS, CONVERSATION_FIELDS, DETECT, PROMPT_FIELDS, RETRIEVED, detect
+from draftlab.data.formats import (
+    ANSWER_FIELDS,
+    CONVERSATION_FIELDS,
+    DETECT,
+    NO_TEXTS,
+    PROMPT_COLUMNS,
+    PROMPT_FIELDS,
+    RETRIEVED,
+    are_lengths,
+    detect,
+)
 from draftlab.data.prompts import Prompt, Rejection
 from draftlab.data.readers import RawRow, decoded, excerpt
 from draftlab.data.tools import offered_in
@@ -185,6 +195,8 @@ def prompts(row: Row) -> Cleaned:
         if len(row[field]) > 1 and isinstance(row[field][0], str):
             raise BadRow(f"several prompts in a row: {field} is a list of them")
         return Cleaned(as_text(items_of(row, field)[0], field), None, labels(row))
+    if field is None and PROMPT_COLUMNS.isdisjoint(row) and are_lengths(row):
+        raise BadRow(NO_TEXTS)
     text = text_of(row, *([field] if field else PROMPT_FIELDS))
     text = row[field] if field else text  # with the space around it, which the model reads
     places = (*RETRIEVED, "context") if "instruction" not in row and _is_passage(row.get("context")) else RETRIEVED

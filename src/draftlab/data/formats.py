@@ -61,6 +61,18 @@ PROMPT_COLUMNS = {*PROMPT_FIELDS, *CONVERSATION_FIELDS, "turns", "article", "doc
 """Every field that a prompt is read from. A table must have one of them."""
 
 
+LENGTHS = {
+    "contexttokens", "request tokens", "input_length", "input_toks", "num_prefill_tokens", "prompt_tokens",
+}  # fmt: skip
+"""Fields of traces of arrivals, in lower case: how long a prompt is."""
+NO_TEXTS = "lengths of requests without their texts: --traffic needs the prompts, --trace takes this file"
+
+
+def are_lengths(fields: Iterable[str]) -> bool:
+    """Whether a row without a prompt is that of a trace of arrivals."""
+    return not LENGTHS.isdisjoint(field.strip().lower() for field in fields)
+
+
 def _are_texts(value: object) -> bool:
     """Whether a field holds a list of texts, as MT-Bench's turns are."""
     return isinstance(value, list) and all(isinstance(item, str) for item in value)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
-from draftlab.data.formats import PROMPT_COLUMNS
+from draftlab.data.formats import NO_TEXTS, PROMPT_COLUMNS, are_lengths
 from draftlab.errors import UserError, printable
 
 EXCERPT = 200
@@ -442,6 +442,8 @@ def _header(cells: Sequence[str], name: str, line: int) -> list[str]:
         what = "the names of the columns are not UTF-8"
         raise UserError(what, file=name, line=line, remedy="convert the file to UTF-8")
     if not PROMPT_COLUMNS.intersection(names):
+        if are_lengths(names):
+            raise UserError(NO_TEXTS, file=name, line=line, remedy="give a file with a column prompt")
         raise UserError(
             f"no column is called prompt, or has another known name: {excerpt(', '.join(cells))}",
             file=name,
