@@ -607,6 +607,7 @@ def test_payback_is_not_known_on_another_machine_or_from_few_requests(tmp_path: 
         (few, COSTS, "not known: fewer than 30 requests"),
         (many, elsewhere, "not known: the update ran on this machine"),
         (slow, COSTS, "never"),
+        (slow, elsewhere, "never"),
     ):
         found = decide(rows, costs)
         assert found.options[-1].update_seconds == 30

@@ -236,7 +236,7 @@ def payback(options: Sequence[Option], rows: pd.DataFrame, facts: Mapping[str, A
             seconds = float(facts["online" if online else "offline"]["seconds"])
             sent = facts["draft_bytes"] * (facts["online"]["updates"] if online else 1)
             saved = tokens * costs.seconds * (1 / untrained - 1 / option.speedup.estimate)
-            unknown = "" if costs.is_here else ELSEWHERE
+            unknown = "" if costs.is_here or saved <= 0 else ELSEWHERE
             unknown = unknown if option.requests >= ENOUGH else f"not known: fewer than {ENOUGH} requests"
             requests = seconds / saved if saved > 0 and not unknown else None
             paid: dict[str, object] = {
