@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import processors
 
 from draftlab.data.prompts import Prompt
 from draftlab.engine import answering
@@ -77,6 +78,18 @@ def test_the_target_learns_conversations_whole(made, tmp_path, monkeypatch):
     make_target(made, RECIPE, "plain", tmp_path / "target", tmp_path / "prompts.jsonl")
     (example,) = seen
     assert load_tokenizer(made / "tokenizer").decode(example.prompt) == "Be brief.\ncount to 7"
+
+
+def test_prompts_that_a_target_cannot_read_are_not_learnt(made, tmp_path):
+    """As in ``engine.fitting``: the chat template drops the whole text, or refuses it."""
+    hides = "{% for m in messages if m.content != 'Hidden' %}{{ m.content }}{% endfor %}"
+    refuses = "{% if messages[0].content == 'Refused' %}{{ raise_exception('no') }}{% endif %}"
+    tokenizer = dataclasses.replace(load_tokenizer(made / "tokenizer"), chat_template=refuses + hides)
+    tokenizer.backend.post_processor = processors.Sequence([])
+    texts = ["Hidden", "Refused", "count to 7"]
+    write_jsonl(tmp_path / "p.jsonl", [Prompt(text, "toy", "train", text, "one two 7") for text in texts])
+    (example,) = pretrain._answered([tmp_path / "p.jsonl"], tokenizer, "own")
+    assert tokenizer.decode(example.prompt) == "count to 7"
 
 
 def test_the_same_seed_makes_the_same_target(made, tmp_path):

@@ -20,7 +20,7 @@ from draftlab.core.settings import Flat, Template
 from draftlab.data import generators
 from draftlab.data.prompts import Prompt
 from draftlab.engine.answers import Answer
-from draftlab.engine.fitting import fitting
+from draftlab.engine.fitting import encoded, fitting
 from draftlab.engine.settings import Answers, Recipe
 from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_dir
@@ -177,15 +177,12 @@ def make_draft(
 
 
 def _answered(prompts: Sequence[Path], tokenizer: Tokenizer, template: str) -> list[Example]:
-    """The prompts that have a reference answer, with it."""
+    """The prompts that have a reference answer, with it; without those that a target cannot read."""
     return [
-        Example(
-            tokenizer.encode_prompt(prompt.messages, template, prompt.tools),
-            [*tokenizer.encode(f" {prompt.reference}"), tokenizer.eos_ids[0]],
-        )
+        Example(ids, [*tokenizer.encode(f" {prompt.reference}"), tokenizer.eos_ids[0]])
         for path in prompts
-        for prompt in read_jsonl(path, Prompt)
-        if prompt.reference
+        for prompt, ids in encoded(path, tokenizer, template)
+        if prompt.reference and not isinstance(ids, str)
     ]
 
 
