@@ -702,6 +702,10 @@ def test_a_new_verifier_reruns_only_the_stages_that_choose_one_by_name():
         ("pairs:\n  my pair: {}", "^FILE:2: pairs.my pair: String should match pattern"),
         ("pairs: {main: {drafts: {tokenizer: {}}}}", "^FILE:1: pairs.main.drafts.tokenizer: a run has another folder"),
         ("pairs: {main: {drafts: {a.b: {}}}}", "^FILE:1: pairs.main.drafts.a.b: String should match pattern"),
+        ("data:\n  datasets: [gsm8k, gsm8k]", "^FILE:2: data.datasets: gsm8k stands here twice"),
+        ("data: {extra: [gsm8k]}", "^FILE:1: data: gsm8k stands here twice"),
+        ("pairs: {t5: {datasets: [xsum, xsum]}}", "^FILE:1: pairs.t5.datasets: xsum stands here twice"),
+        ("data:\n  raw_rows: 100000000000000000000", "^FILE:2: data.raw_rows: Input should be less than or equal to"),
         ("experiments: {osd_onlin: {}}", "^FILE:1: no experiment named 'osd_onlin' .allowed: .*osd_online"),
     ],
 )
@@ -710,6 +714,35 @@ def test_a_wrong_file_of_sizes_is_refused_in_the_users_words(tmp_path, text, mes
     file.write_text(text, encoding="utf-8")
     with pytest.raises(UserError, match=message.replace("FILE", re.escape(str(file)))):
         plan.load_run({"scale": "smoke", "sizes": str(file)}, WORKFLOW)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("data:\n  source: raw", "^FILE:2: data.source is raw, but no folder is named .*--config raw=FOLDER"),
+        ("data:\n  datasets: [gsm8k, piqa]", "^FILE:2: source generator has no piqa .*raw=FOLDER.* spider, gsm8k"),
+        ("data: {source: hub, datasets: [prompts]}", "^FILE:1: source hub has no prompts .*raw=FOLDER"),
+        ("data:\n  datasets: []\n  extra: []", "^FILE:2: no dataset that the models of pair main could learn"),
+    ],
+)
+def test_datasets_that_no_source_has_are_refused_before_any_job(tmp_path, text, message):
+    file = tmp_path / "sizes.yaml"
+    file.write_text(text, encoding="utf-8")
+    run = plan.load_run({"scale": "smoke", "sizes": str(file)}, WORKFLOW)
+    with pytest.raises(UserError, match=message.replace("FILE", re.escape(str(file)))):
+        run.check_data()
+    elsewhere = plan.load_run({"scale": "smoke", "sizes": str(file), "experiments": "mdss_region"}, WORKFLOW)
+    elsewhere.check_data()  # no cell reads a dataset
+    with_prompts = plan.load_run({"scale": "smoke", "sizes": str(file), "dataset": "mine.jsonl"}, WORKFLOW)
+    with_prompts.check_data()
+
+
+def test_packaged_datasets_and_those_of_every_scale_have_a_source(tmp_path):
+    (tmp_path / "sizes.yaml").write_text("data: {datasets: [gsm8k, humaneval]}", encoding="utf-8")
+    plan.load_run({"scale": "smoke", "sizes": "sizes.yaml"}, WORKFLOW).check_data()
+    for scale in plan.scale.SCALES:
+        if not scale.startswith("qwen"):  # whose files the user supplies
+            plan.load_run({"scale": scale}, WORKFLOW).check_data()
 
 
 def test_what_a_run_was_given_plans_it_again(tmp_path):

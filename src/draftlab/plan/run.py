@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import PrivateAttr
 
 from draftlab.core.settings import Dataset, Settings
-from draftlab.data import cleaners, registry, sources
+from draftlab.data import cleaners, generators, registry, sources
 from draftlab.engine.settings import Answers
 from draftlab.errors import UserError
 from draftlab.files.checkout import WORKFLOW
@@ -95,6 +95,7 @@ class Run(Settings):
             what = f"missing model files, which a dry run reads too: {', '.join(missing.values())}"
             raise UserError(what, file=scale, remedy=remedy)
         check_files({}, models, scale)
+        self._check_source(pairs, needed)
         for dataset in sorted(needed) if self.raw_folder else ():
             try:
                 for split in sources.SPLITS:
@@ -108,6 +109,25 @@ class Run(Settings):
             if cleaners.are_rendered(rows, template):
                 remedy = "encode them as they are: template=rendered (draftlab verdict: --template rendered)"
                 raise UserError("most prompts are in a chat template already", file=self.raw_folder, remedy=remedy)
+
+    def _check_source(self, pairs: Iterable[str], datasets: Iterable[Dataset]) -> None:
+        """Check that these pairs have a dataset to learn, and that the source of rows has these datasets."""
+        where = Place(Path(self.config.sizes or WORKFLOW / "scales" / f"{self.scale}.yaml"))
+        source = self.settings.data.source
+        for pair in sorted(pairs):
+            learns = not self.settings.by_architecture and not self.settings.pairs[pair].target.model
+            if learns and not self.settings.datasets_of(pair):
+                what = f"no dataset that the models of pair {pair} could learn"
+                raise where.error(what, ["data", "datasets"], remedy="name some in data.datasets")
+        absent = [name for name in sorted(datasets) if not _has(source, name)]
+        if source == "raw" and not self.raw_folder and absent:
+            remedy = "name the folder of raw files: --config raw=FOLDER"
+            raise where.error("data.source is raw, but no folder is named", ["data", "source"], remedy=remedy)
+        if absent and source != "raw":
+            what = f"source {source} has no {absent[0]}"
+            others = [name for name in registry.load() if _has(source, name)]
+            remedy = f"give its files as --config raw=FOLDER, or use other datasets: {', '.join(others)}"
+            raise where.error(what, ["data", "datasets", absent[0]], remedy=remedy)
 
     def of_stage(self, *stages: str) -> list[str]:
         """Names of the experiments of these stages at the scale."""
@@ -193,6 +213,13 @@ class Run(Settings):
         """The content of a cell's file: everything that its job needs."""
         stage = self.at_scale[experiment].stage_kind
         return cell_file(stage, experiment, cell, self.cells(experiment)[cell], self.inputs(experiment, cell))
+
+
+def _has(source: sources.SourceName, dataset: Dataset) -> bool:
+    """Whether a source has rows of a dataset without a folder of raw files."""
+    if source == "generator":
+        return dataset in generators.GENERATORS or dataset in PACKAGES
+    return source == "hub" and bool(registry.find(dataset).hub_id)
 
 
 def made_with(model: Path) -> Path:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from draftlab.core.settings import Count, Dataset, Device, NonNegativeInt, Settings
+from draftlab.core.settings import Dataset, Device, NonNegativeInt, Settings
 from draftlab.data import streams
 from draftlab.engine.settings import Answers, Recipe
 from draftlab.files.checkout import WORKFLOW
@@ -40,6 +40,17 @@ def _no_other_folder(*taken: str) -> AfterValidator:
     return AfterValidator(check)
 
 
+def _has_no_duplicates(datasets: list[Dataset]) -> list[Dataset]:
+    """A list in which no dataset stands twice: its rows would be learnt twice, and its jobs would have one name."""
+    if twice := next((name for number, name in enumerate(datasets) if name in datasets[:number]), None):
+        raise ValueError(f"{twice} stands here twice")
+    return datasets
+
+
+Datasets = Annotated[list[Dataset], AfterValidator(_has_no_duplicates)]
+"""Different datasets."""
+Rows = Annotated[int, Field(gt=0, le=10**9)]
+"""A number of rows, requests or positions; no disk holds more."""
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_]+$")]
 """The name of a pair or a draft: a folder, a wildcard of the rules, and a part of PAIR.ROLE."""
 
@@ -48,14 +59,14 @@ class Data(Settings):
     """Where prompts come from, and how many of each dataset are used."""
 
     source: Literal["generator", "raw", "hub"]
-    datasets: list[Dataset]
-    extra: list[Dataset] = Field([], description="further datasets; a raw folder may lack them")
-    raw_rows: int = Field(gt=0, description="raw rows to fetch from the training split")
-    raw_rows_of: dict[Dataset, Count] = Field({}, description="exceptions, by dataset")
-    train: int = Field(gt=0, description="requests of the stream and of offline distillation")
-    train_of: dict[Dataset, Count] = Field({}, description="exceptions, by dataset")
-    eval: int = Field(gt=0, description="held-out requests")
-    pairs: int = Field(gt=0, description="positions whose target and draft distributions are recorded, per dataset")
+    datasets: Datasets
+    extra: Datasets = Field([], description="further datasets; a raw folder may lack them")
+    raw_rows: Rows = Field(description="raw rows to fetch from the training split")
+    raw_rows_of: dict[Dataset, Rows] = Field({}, description="exceptions, by dataset")
+    train: Rows = Field(description="requests of the stream and of offline distillation")
+    train_of: dict[Dataset, Rows] = Field({}, description="exceptions, by dataset")
+    eval: Rows = Field(description="held-out requests")
+    pairs: Rows = Field(description="positions whose target and draft distributions are recorded, per dataset")
     seed: NonNegativeInt = 0
     label: dict[Literal["language", "topic"], Literal["langid", "hub"]] = Field(
         {}, description="how to find classes that the rows do not contain"
@@ -80,7 +91,8 @@ class Data(Settings):
         return self.train_of.get(dataset, self.train)
 
     @model_validator(mode="after")
-    def _has_enough_rows(self) -> Data:
+    def _is_consistent(self) -> Data:
+        _has_no_duplicates([*self.datasets, *self.extra])
         for dataset in [*self.datasets, *self.extra]:
             rows, requests = self.rows_of(dataset), self.train_requests(dataset)
             if rows < requests:
@@ -110,7 +122,7 @@ class Pair(Settings):
     target: Recipe
     drafts: dict[Annotated[Name, _no_other_folder(*FOLDERS)], Recipe]
     answers: Answers
-    datasets: list[Dataset] = []
+    datasets: Datasets = []
     inflated: Inflated | None = None
 
     @property
