@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 
 import pandas as pd
 import pytest
@@ -144,6 +145,26 @@ def test_publish_makes_the_published_table_and_runs_again_after_it_was_taken_bac
         snakemake(checkout, *rules, "--config", "scale=laptop", "experiments=osd_speedup_theory", "--", "publish")
         assert table_bytes(published) == table_bytes(PUBLISHED / f"data/{published.name}")
     assert (checkout / "results/laptop/cells/osd_speedup_theory.txt").read_text() == "all\n"
+
+
+def test_publish_of_one_table_keeps_the_verdicts_on_the_others(checkout):
+    data = checkout / "paper_figures/laptop/data"
+    data.mkdir(parents=True, exist_ok=True)
+    (checkout / "results/laptop").mkdir(parents=True, exist_ok=True)
+    shutil.copy(PUBLISHED / "data/mdss_region.csv.gz", data)
+    for name in ("claims", "claims_related"):
+        (checkout / f"results/laptop/{name}.csv").touch()
+    rules = ["--allowed-rules", "speedup_theory", "collect", "publish"]
+    snakemake(checkout, *rules, "--config", "scale=laptop", "experiments=osd_speedup_theory", "--", "publish")
+    judged, before = (pd.read_csv(folder / "claims.csv") for folder in (data, PUBLISHED / "data"))
+    for name in ("mdss_region", "osd_speedup_theory"):
+        assert len(before[before["experiment"] == name]) > 0
+        pd.testing.assert_frame_equal(
+            judged[judged["experiment"] == name].reset_index(drop=True),
+            before[before["experiment"] == name].reset_index(drop=True),
+            check_dtype=False,
+        )
+    assert (data / "claims_related.csv").stat().st_size > 0
 
 
 def test_a_hidden_file_beside_the_published_numbers_judges_nothing_again(checkout):

@@ -159,7 +159,7 @@ rule tracker:
 
 
 rule publish:
-    """Copy a finished run's tables to paper_figures/, from which the committed figures are drawn. No output, so it runs whenever it is asked for."""
+    """Copy a finished run's tables to paper_figures/, from which the committed figures are drawn; the ledger covers all tables there. No output, so it runs whenever it is asked for."""
     input:
         tables=every(f"results/{RUN.name}/{{experiment}}.csv"),
         claims=[f"results/{RUN.name}/claims{part}.csv" for part in ("", "_related")],
@@ -172,9 +172,18 @@ rule publish:
         results=RUN.folder,
         folder=f"paper_figures/{RUN.name}/data",
         names=lambda wildcards, input: [Path(table).stem for table in input.tables],
+        scale=RUN.scale,
+        own=["--own-models"] if RUN.config.has_own_models else [],
+        others=lambda wildcards: " ".join(
+            sorted(set(PUBLISHED) - set(RUN.experiments))
+        ),
     shell:
         r"""
         exec >{log:q} 2>&1
         draftlab publish --results {params.results:q} --tables {params.names:q} --out {params.folder:q}
-        cp {input.claims:q} {params.folder:q}
+        if [ -z {params.others:q} ]; then
+            cp {input.claims:q} {params.folder:q}
+        else  # the ledger of this run would drop the verdicts that rest on tables published before
+            draftlab claims --tables {params.folder:q} --scale {params.scale:q} {params.own:q} --out {params.folder:q}/claims.csv
+        fi
         """
