@@ -174,16 +174,14 @@ rule publish:
         names=lambda wildcards, input: [Path(table).stem for table in input.tables],
         scale=RUN.scale,
         own=["--own-models"] if RUN.config.has_own_models else [],
-        others=lambda wildcards: " ".join(
-            sorted(set(PUBLISHED) - set(RUN.experiments))
-        ),
+        others=lambda wildcards: " ".join(sorted(set(PUBLISHED) - set(RUN.experiments))),
     shell:
         r"""
         exec >{log:q} 2>&1
         draftlab publish --results {params.results:q} --tables {params.names:q} --out {params.folder:q}
         if [ -z {params.others:q} ]; then
             cp {input.claims:q} {params.folder:q}
-        else  # the ledger of this run would drop the verdicts that rest on tables published before
+        else # the ledger of this run would drop the verdicts that rest on tables published before
             draftlab claims --tables {params.folder:q} --scale {params.scale:q} {params.own:q} --out {params.folder:q}/claims.csv
         fi
         """
