@@ -436,6 +436,7 @@ def test_a_wrong_scale_is_refused(tmp_path, old, new, message):
         ({"raw": "r" * 5000}, "raw: no such"),
         ({"scal": "smoke"}, "unknown key 'scal'"),
         ({"name": 2024}, r"--config: name: 2024 is not a text \(on a command line let a name begin with a letter"),
+        ({"scale": "smoke", "name": "laptop"}, "--config: name: laptop is another scale, to whose results this folder"),
         ({"experiments": "osd_ofline"}, "osd_ofline.*osd_offline"),
     ],
 )
@@ -754,7 +755,7 @@ def test_what_a_run_was_given_plans_it_again(tmp_path):
 
 
 def test_a_run_may_have_the_name_of_a_folder_in_it():
-    for name in ("cells", "mine"):
+    for name in ("cells", "mine", "smoke"):
         run = plan.load_run({"scale": "smoke", "name": name}, WORKFLOW)
         assert f"results/{name}/main/models/draft/config.json" in run.reads("osd_offline", "gsm8k")
         distilled = f"results/{name}/cells/osd_offline/gsm8k/rows.csv"

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from draftlab.core.settings import Settings, Template
 from draftlab.errors import UserError
@@ -19,7 +19,7 @@ from draftlab.models.config import context_of
 from draftlab.models.hub import WEIGHTS
 from draftlab.models.pickled import PICKLED
 from draftlab.plan.command_line import check_text
-from draftlab.plan.scale import Pair, Scale
+from draftlab.plan.scale import SCALES, Pair, Scale
 
 HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+(@[\w./-]+)?")
 DIGESTS = Path("results/.digests.json")
@@ -60,6 +60,13 @@ class RunConfig(Settings):
     def _is_no_flag(cls, value: str | None) -> str | None:
         """Prefix a file whose name begins with a dash, so that it is not read as a flag."""
         return f"./{value}" if value and value.startswith("-") else value
+
+    @model_validator(mode="after")
+    def _names_no_other_scale(self) -> RunConfig:
+        """Refuse the folder of another scale: its files, and what is published from it, would be taken for results at that scale."""
+        if self.name in SCALES and self.name != self.scale:
+            raise ValueError(f"name: {self.name} is another scale, to whose results this folder belongs")
+        return self
 
     @property
     def answers_alone(self) -> bool:
