@@ -437,6 +437,16 @@ def test_a_wrong_scale_is_refused(tmp_path, old, new, message):
         ({"scal": "smoke"}, "unknown key 'scal'"),
         ({"name": 2024}, r"--config: name: 2024 is not a text \(on a command line let a name begin with a letter"),
         ({"scale": "smoke", "name": "laptop"}, "--config: name: laptop is another scale, to whose results this folder"),
+        ({"scale": "shapes", "dataset": "mine.jsonl"}, "--config: dataset: scale shapes reads no requests"),
+        ({"scale": "shapes", "raw": "x"}, "--config: raw: scale shapes reads no requests"),
+        ({"scale": "shapes_cpu", "template": "plain"}, "--config: template: scale shapes_cpu reads no requests"),
+        ({"raw": "x", "dataset": "mine.jsonl"}, "--config: raw and dataset: the requests come from one of them"),
+        ({"models": {"target": "x", "main.target": "empty"}}, "--config: models: target and main.target are the same"),
+        ({"models": {"multidraft.target": ""}}, "--config: models: multidraft.target has no value"),
+        (
+            {"template": "own", "answers": {"template": "plain"}},
+            "--config: template is own, but answers.template plain",
+        ),
         ({"experiments": "osd_ofline"}, "osd_ofline.*osd_offline"),
     ],
 )
@@ -744,6 +754,18 @@ def test_packaged_datasets_and_those_of_every_scale_have_a_source(tmp_path):
     for scale in plan.scale.SCALES:
         if not scale.startswith("qwen"):  # whose files the user supplies
             plan.load_run({"scale": scale}, WORKFLOW).check_data()
+
+
+@pytest.mark.parametrize("scale", ["smoke", "traffic"])
+def test_only_the_experiments_that_answer_for_prompts_are_cut_to_the_answer(scale):
+    config = {"scale": scale, "dataset": "mine.jsonl"}
+    cut, whole = plan.load_run(config, WORKFLOW), plan.load_run(config | {"experiments": "all"}, WORKFLOW)
+    different = {name for name in whole.experiments if cut.cells(name) != whole.cells(name)}
+    assert different <= {"osd_offline"}
+
+
+def test_an_empty_name_of_prompts_asks_nothing_about_prompts():
+    assert plan.load_run({"dataset": ""}, WORKFLOW).experiments == plan.load_run({}, WORKFLOW).experiments
 
 
 def test_what_a_run_was_given_plans_it_again(tmp_path):

@@ -19,7 +19,7 @@ from draftlab.models.config import context_of
 from draftlab.models.hub import WEIGHTS
 from draftlab.models.pickled import PICKLED
 from draftlab.plan.command_line import check_text
-from draftlab.plan.scale import SCALES, Pair, Scale
+from draftlab.plan.scale import MAIN, SCALES, Pair, Scale
 
 HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+(@[\w./-]+)?")
 DIGESTS = Path("results/.digests.json")
@@ -68,10 +68,26 @@ class RunConfig(Settings):
             raise ValueError(f"name: {self.name} is another scale, to whose results this folder belongs")
         return self
 
+    @model_validator(mode="after")
+    def _does_not_contradict_itself(self) -> RunConfig:
+        """Refuse two values for the same thing, of which one would silently count."""
+        if self.raw and self.dataset:
+            raise ValueError("raw and dataset: the requests come from one of them; leave the other out")
+        both = next((key for key in self.models if f"{MAIN}.{key}" in self.models), None)
+        if both:
+            raise ValueError(f"models: {both} and {MAIN}.{both} are the same model; leave one out")
+        if empty := next((key for key, model in self.models.items() if not model), None):
+            raise ValueError(f"models: {empty} has no value")
+        if self.template and self.answers.get("template", self.template) != self.template:
+            raise ValueError(
+                f"template is {self.template}, but answers.template {self.answers['template']}; leave one out"
+            )
+        return self
+
     @property
     def answers_alone(self) -> bool:
         """Whether the run only asks whether adaptation helps on the user's prompts."""
-        return self.dataset is not None and self.experiments is None
+        return bool(self.dataset) and self.experiments is None
 
     @property
     def everywhere(self) -> dict[str, str]:

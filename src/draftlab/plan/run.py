@@ -138,7 +138,7 @@ class Run(Settings):
         if experiment not in self._cells:
             datasets = self.settings.data.datasets if self.config.dataset else None
             cells = self.at_scale[experiment].cells(self.scale, experiment, datasets)
-            if self.config.answers_alone:
+            if self.config.answers_alone and experiment in ANSWERING:
                 cells = {cell: list(filter(_answers, variants)) or variants for cell, variants in cells.items()}
             self._cells[experiment] = {
                 cell: [Variant(variant.labels, self._adapted(variant.settings)) for variant in variants]
@@ -238,6 +238,10 @@ def load_run(config: Mapping[str, Any], workflow: Path) -> Run:
         values = _merged(values, read_yaml(path))
     settings = validated(ScaleSettings, values, Place(path))
     by_user = {} if settings.by_architecture else run.everywhere | run.models
+    unread = {"raw": run.raw, "dataset": run.dataset, "template": run.template} if settings.by_architecture else {}
+    if key := next(filter(unread.get, unread), None):
+        what = f"{key}: scale {run.scale} reads no requests, because its models have random weights"
+        raise UserError(what, file="--config", remedy="leave it out, or choose another scale")
     check_files({"raw": run.raw, "dataset": run.dataset}, by_user, "--config")
     _check_needs(settings, workflow, Place(path))
     check_datasets(settings.every_dataset, Place(path))
