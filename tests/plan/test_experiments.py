@@ -717,6 +717,8 @@ def test_a_new_verifier_reruns_only_the_stages_that_choose_one_by_name():
         ("data: {extra: [gsm8k]}", "^FILE:1: data: gsm8k stands here twice"),
         ("pairs: {t5: {datasets: [xsum, xsum]}}", "^FILE:1: pairs.t5.datasets: xsum stands here twice"),
         ("data:\n  raw_rows: 100000000000000000000", "^FILE:2: data.raw_rows: Input should be less than or equal to"),
+        ("data:\n  train_of: {gsm8: 500}", "^FILE:2: unknown dataset 'gsm8' .allowed: spider, .*gsm8k"),
+        ("data: {raw_rows_of: {gsm8: 500}}", "^FILE:1: unknown dataset 'gsm8'"),
         ("experiments: {osd_onlin: {}}", "^FILE:1: no experiment named 'osd_onlin' .allowed: .*osd_online"),
     ],
 )

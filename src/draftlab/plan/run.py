@@ -244,7 +244,7 @@ def load_run(config: Mapping[str, Any], workflow: Path) -> Run:
         raise UserError(what, file="--config", remedy="leave it out, or choose another scale")
     check_files({"raw": run.raw, "dataset": run.dataset}, by_user, "--config")
     _check_needs(settings, workflow, Place(path))
-    check_datasets(settings.every_dataset, Place(path))
+    check_datasets([*settings.every_dataset, *settings.data.train_of, *settings.data.raw_rows_of], Place(path))
     settings = _with_data(settings, run)
     settings = settings.model_copy(update={"pairs": _with_models(settings.pairs, run)})
     if run.sizes:
