@@ -719,6 +719,15 @@ def test_a_new_verifier_reruns_only_the_stages_that_choose_one_by_name():
         ("data:\n  raw_rows: 100000000000000000000", "^FILE:2: data.raw_rows: Input should be less than or equal to"),
         ("data:\n  train_of: {gsm8: 500}", "^FILE:2: unknown dataset 'gsm8' .allowed: spider, .*gsm8k"),
         ("data: {raw_rows_of: {gsm8: 500}}", "^FILE:1: unknown dataset 'gsm8'"),
+        (
+            "pairs: {main: {drafts: {draft_pruned:\n  {layers: 9}}}}",
+            "^FILE:2: draft_pruned of pair main: layers is 9, but",
+        ),
+        ("pairs: {main: {drafts: {draft_pca: {hidden: 900}}}}", "^FILE:1: draft_pca of pair main: hidden is 900, but"),
+        (
+            "pairs: {main: {target: {hidden: 63, heads: 3}}}",
+            "^FILE:1: target of pair main: 3 heads of a model .* 63 wide",
+        ),
         ("experiments: {osd_onlin: {}}", "^FILE:1: no experiment named 'osd_onlin' .allowed: .*osd_online"),
     ],
 )
@@ -756,6 +765,12 @@ def test_packaged_datasets_and_those_of_every_scale_have_a_source(tmp_path):
     for scale in plan.scale.SCALES:
         if not scale.startswith("qwen"):  # whose files the user supplies
             plan.load_run({"scale": scale}, WORKFLOW).check_data()
+
+
+def test_a_draft_may_have_as_many_layers_as_the_target_that_is_given():
+    Path("sizes.yaml").write_text("pairs: {main: {drafts: {draft_pruned: {layers: 9}}}}")
+    config = {"scale": "smoke", "sizes": "sizes.yaml", "target": "package:smollm2-135m-instruct"}
+    assert plan.load_run(config, WORKFLOW).settings.pairs["main"].drafts["draft_pruned"].layers == 9
 
 
 @pytest.mark.parametrize("scale", ["smoke", "traffic"])

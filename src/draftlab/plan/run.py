@@ -247,6 +247,7 @@ def load_run(config: Mapping[str, Any], workflow: Path) -> Run:
     check_datasets([*settings.every_dataset, *settings.data.train_of, *settings.data.raw_rows_of], Place(path))
     settings = _with_data(settings, run)
     settings = settings.model_copy(update={"pairs": _with_models(settings.pairs, run)})
+    _check_sizes(settings, path)
     if run.sizes:
         check_files({}, settings.named_models, path)
     every = {path.stem: load_experiment(path) for path in sorted((workflow / "experiments").glob("*.yaml"))}
@@ -380,6 +381,23 @@ def _check_needs(settings: ScaleSettings, workflow: Path, where: Place) -> None:
         if rule not in rules or (pair and pair not in settings.pairs):
             what, remedy = f"needs: no rule asks for {name!r}", f"allowed: {', '.join(sorted(rules))}"
             raise where.error(what, ["needs", name], remedy=remedy)
+
+
+def _check_sizes(settings: ScaleSettings, path: Path) -> None:
+    """Check that the models that are made here can be made: a draft would fail only after its target was trained."""
+    for name, pair in settings.pairs.items() if not settings.by_architecture else ():
+        for role, recipe in pair.models.items():
+            keys = ["pairs", name, *(["drafts"] if role in pair.drafts else []), role]
+            head, most = recipe.hidden // recipe.heads, {"pruned": "layers", "pca": "hidden"}.get(recipe.design, "")
+            if recipe.model:
+                continue
+            if recipe.family == "llama" and recipe.design != "pruned" and (head == 0 or head % 2):
+                what = f"{role} of pair {name}: {recipe.heads} heads of a model that is {recipe.hidden} wide"
+                raise Place(path).error(what, [*keys, "heads"], remedy="give each head an even width")
+            if most and not pair.target.model and getattr(recipe, most) > getattr(pair.target, most):
+                sizes = f"{most} is {getattr(recipe, most)}, but the target has {getattr(pair.target, most)}"
+                remedy = f"a {recipe.design} draft has no more than its target"
+                raise Place(path).error(f"{role} of pair {name}: {sizes}", [*keys, most], remedy=remedy)
 
 
 def _choose(
