@@ -386,6 +386,11 @@ def _check_needs(settings: ScaleSettings, workflow: Path, where: Place) -> None:
 def _check_sizes(settings: ScaleSettings, path: Path) -> None:
     """Check that the models that are made here can be made: a draft would fail only after its target was trained."""
     for name, pair in settings.pairs.items() if not settings.by_architecture else ():
+        new, context = pair.answers.max_new_tokens, pair.target.context
+        if new >= context and pair.target.family == "llama" and not pair.target.model:
+            what = f"target of pair {name}: an answer of {new} tokens leaves no room for a prompt in a context of {context}"
+            remedy = "lower answers.max_new_tokens, or raise target.context"
+            raise Place(path).error(what, ["pairs", name, "answers", "max_new_tokens"], remedy=remedy)
         for role, recipe in pair.models.items():
             keys = ["pairs", name, *(["drafts"] if role in pair.drafts else []), role]
             head, most = recipe.hidden // recipe.heads, {"pruned": "layers", "pca": "hidden"}.get(recipe.design, "")
