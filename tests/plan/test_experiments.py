@@ -728,6 +728,10 @@ def test_a_new_verifier_reruns_only_the_stages_that_choose_one_by_name():
             "pairs: {main: {target: {hidden: 63, heads: 3}}}",
             "^FILE:1: target of pair main: 3 heads of a model .* 63 wide",
         ),
+        (
+            "pairs: {main: {answers: {max_new_tokens: 512}}}",
+            "^FILE:1: target of pair main: an answer of 512 tokens leaves",
+        ),
         ("experiments: {osd_onlin: {}}", "^FILE:1: no experiment named 'osd_onlin' .allowed: .*osd_online"),
     ],
 )
