@@ -53,7 +53,9 @@ def test_it_follows_the_table_in_all_directions():
     same = table[table["method"] == "online"]
     same = pd.concat([same, same.assign(method="static_10")])
     assert "+0.000 [+0.000, +0.000]" in _sentence("osd_online", same)
-    assert _sentence("osd_online", same).startswith("The online draft is not shown to overtake a briefly distilled one: ")
+    assert _sentence("osd_online", same).startswith(
+        "The online draft is not shown to overtake a briefly distilled one: "
+    )
 
 
 def test_a_finding_without_words_for_one_side_says_what_holds_for_none():

@@ -7,6 +7,7 @@ import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -28,7 +29,7 @@ from draftlab.models import LanguageModel, load_model
 from draftlab.models.lookup import Lookup
 from draftlab.models.ngrams import Ngrams
 from draftlab.models.tokenizer import train_tokenizer
-from draftlab.plan.run import run_of
+from draftlab.plan.run import Run, run_of
 from draftlab.report import card, verdict_command
 from draftlab.report.verdict_command import VerdictSettings, alone, commands, judge_run, lines, page, run
 from draftlab.serving import costs as block_costs
@@ -966,42 +967,41 @@ def test_a_log_too_short_is_not_yet_known_before_any_work(tmp_path: Path, capsys
     assert len({folder for folder, _ in run(two, tmp_path / "out")}) == 2, "neither replaces the other's verdict"
 
 
-def test_a_server_may_write_the_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def runs_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *changes: dict[str, Any]) -> list[Run]:
+    """The runs that a verdict starts, one for each choice of settings; none of them is carried out."""
     make_results(tmp_path / "pair")
     ran: list[list[str]] = []
     stopped = subprocess.CompletedProcess[str]([], 1)
     monkeypatch.setattr(subprocess, "run", lambda command, **_: ran.append(command) or stopped)
     log = answer_file(tmp_path, [f'{{"prompt": "how much is {i} + {i}?"}}' for i in range(60)])
     folders = {"target": str(tmp_path / "pair/models/target"), "draft": (str(tmp_path / "pair/models/draft"),)}
-    asked = VerdictSettings(log, **folders, template="plain", answer_tokens=32)
-    for server in (None, "http://host:8000/v1"):
+    for changed in changes:
         with pytest.raises(UserError, match="the workflow stopped"):
-            run(replace(asked, server=server), tmp_path / "out")
-    configs = [[word for word in command if "=" in word] for command in ran]
-    here, there = (run_of(config).settings.pairs["main"].answers for config in configs)
+            run(VerdictSettings(log, **folders, template="plain", **changed), tmp_path / "out")
+    runs = [run_of([word for word in command if "=" in word]) for command in ran]
+    for command, own in zip(ran, runs, strict=True):
+        assert command[-2].split("/cells/traffic_verdict/")[1].removesuffix("/rows.csv") in own.cells("traffic_verdict")
+    return runs
+
+
+def test_a_server_may_write_the_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    urls = ({}, {"server": "http://host:8000/v1"})
+    runs = runs_of(tmp_path, monkeypatch, *({"answer_tokens": 32, **url} for url in urls))
+    here, there = (own.settings.pairs["main"].answers for own in runs)
     assert (here.engine, here.max_new_tokens) == ("transformers", 32)
     assert (there.engine, there.url, there.max_new_tokens) == ("openai", "http://host:8000/v1", 32)
+    log = tmp_path / "log.jsonl"
     with pytest.raises(UserError, match="url is not a plain http"):
-        run(replace(asked, server="host:8000"), tmp_path / "out")
+        run(VerdictSettings(log, str(tmp_path / "pair/models/target"), server="host:8000"), tmp_path / "out")
 
 
 def test_the_sampling_of_a_service_reaches_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    make_results(tmp_path / "pair")
-    ran: list[list[str]] = []
-    stopped = subprocess.CompletedProcess[str]([], 1)
-    monkeypatch.setattr(subprocess, "run", lambda command, **_: ran.append(command) or stopped)
-    log = answer_file(tmp_path, [f'{{"prompt": "how much is {i} + {i}?"}}' for i in range(60)])
-    folders = {"target": str(tmp_path / "pair/models/target"), "draft": (str(tmp_path / "pair/models/draft"),)}
-    asked = VerdictSettings(log, **folders, template="plain", temperature=0.7)
-    for cuts in ({}, {"top_p": 0.9, "top_k": 20, "min_p": 0.1}):
-        with pytest.raises(UserError, match="the workflow stopped"):
-            run(replace(asked, **cuts), tmp_path / "out")
-    whole, cut = (run_of([word for word in command if "=" in word]) for command in ran)
+    cuts = ({}, {"top_p": 0.9, "top_k": 20, "min_p": 0.1})
+    whole, cut = runs_of(tmp_path, monkeypatch, *({"temperature": 0.7, **own} for own in cuts))
     assert whole.name != cut.name, "the answers differ"
     assert whole.settings.pairs["main"].answers.sampling(0.7) == Sampling(0.7)
     assert cut.settings.pairs["main"].answers.sampling(0.7) == Sampling(0.7, 20, 0.9, 0.1)
     assert list(cut.cells("traffic_verdict")) == ["prompts.0.7"]
-    assert ran[0][-2].endswith("/cells/traffic_verdict/prompts.0.7/rows.csv")
 
 
 def test_verdicts_at_two_temperatures_are_both_kept_and_say_their_temperature(
