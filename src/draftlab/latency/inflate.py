@@ -28,8 +28,9 @@ ZERO = ("self_attn.o_proj.weight", "mlp.down_proj.weight", "embed_tokens.weight"
 def inflate(model: Path, out: Path, *, layers: int, ffn: int | None = None, widths: int = 1) -> None:
     """Pad a Llama to cost as much as a larger one, without changing its output.
 
-    Added layers, columns and channels have random weights and zero output projections. Logits are bit-identical with llama.cpp, and with
-    any engine if --ffn and --widths are left out (a wider sum may be blocked differently). A smaller model is refused.
+    Added layers, columns and channels have random weights and zero output projections. Logits are bit-identical with llama.cpp if the
+    model's widths are multiples of 32, and with any engine if --ffn and --widths are left out (a wider sum may be blocked differently). A
+    smaller model is refused.
 
     **Arguments:**
     - `model`: the folder of the Llama
