@@ -151,6 +151,13 @@ def test_a_model_is_not_opened_again_where_its_cache_has_room(
     assert len(opened) == 2, "llama.cpp makes room for a multiple of 256 tokens"
 
 
+def test_a_server_leaves_out_the_tokens_that_min_p_does(folder: Path) -> None:
+    with serve(toy(folder, dialect="vllm")) as toys:
+        found = asked(toys, folder, temperature=1.0, min_p=1.0)
+    assert found.sampling == Sampling(1.0, min_p=1.0)
+    assert found.answers == answers(folder).answers, "the most probable token alone is left"
+
+
 def test_sampled_answers_follow_the_seed_and_keep_the_distribution_before_sampling(folder: Path) -> None:
     with serve(toy(folder, dialect="vllm")) as toys:
         one, other = (asked(toys, folder, temperature=0.7) for _ in range(2))

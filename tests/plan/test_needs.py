@@ -22,7 +22,7 @@ from draftlab.plan.hours import GPUS, STREAMED, answering, drafting, reading, up
 from draftlab.plan.memory import decoding, training
 from draftlab.plan.scale import Gpu
 from draftlab.stages import STAGES, blocks
-from draftlab.stages._schemes import LiveScheme, is_replayed
+from draftlab.stages._schemes import LiveScheme, is_counted
 from draftlab.stages.blocks import Settings as Blocks
 from draftlab.stages.live import Contender
 from tests.conftest import ROOT
@@ -147,7 +147,7 @@ def test_the_plan_knows_which_schemes_are_counted_along_texts() -> None:
     """The plan must not import torch, so it goes by names; the stage asks the verifiers themselves."""
     for scheme in set(get_args(LiveScheme)) - {"plain"}:
         contender = Contender(scheme, 2, 1.0, 1.0, 1.0, 0, 0, 0)
-        assert is_replayed(scheme) == blocks.is_counted(contender), scheme
+        assert is_counted(scheme) == blocks.is_counted(contender), scheme
 
 
 def test_a_draft_that_is_distilled_before_it_serves_takes_the_memory_of_its_larger_updates() -> None:

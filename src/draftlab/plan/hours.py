@@ -19,7 +19,7 @@ from draftlab.plan.run import Run
 from draftlab.plan.scale import Gpu
 from draftlab.stages import STAGES
 from draftlab.stages._decoding import Decoding
-from draftlab.stages._schemes import is_replayed
+from draftlab.stages._schemes import is_counted
 from draftlab.stages.blocks import Settings as Blocks
 from draftlab.stages.live import PLAIN, Contender, Contest, contenders
 from draftlab.stages.medusa import Settings as Medusa
@@ -166,7 +166,7 @@ def _decoding(settings: Decoding, card: Card, prompt: int, target: Sizes, draft:
         total = texts + sum(reading(card, model, grown, 1) for model in (target, draft))
     elif isinstance(settings, Blocks):
         total = len({(one.target_temperature, one.top_k) for one in every}) * texts
-        total += sum(decoded(one, rows) for one in every if not is_replayed(one.scheme))
+        total += sum(decoded(one, rows) for one in every if not is_counted(one.scheme))
         total += sum(decoded(one, settings.timed) for one in every if settings.timed)
     else:
         total = sum(decoded(one, rows) for one in every)

@@ -18,7 +18,7 @@ from draftlab.plan.run import Run
 from draftlab.plan.scale import MAIN, Pair
 from draftlab.stages import STAGES
 from draftlab.stages._decoding import Decoding
-from draftlab.stages._schemes import is_replayed
+from draftlab.stages._schemes import is_counted
 from draftlab.stages.blocks import Settings as Blocks
 from draftlab.stages.break_even import Settings as BreakEven
 from draftlab.stages.live import Contest
@@ -283,7 +283,7 @@ def _drafted(pair: Pair, settings: Decoding) -> int | None:
         branching = not isinstance(settings, Contest)
         peaks.append(comparing(target.sizes, dtype, rows, prompt, new, nucleus, device, branching))
     if isinstance(settings, Contest):
-        live = settings.timed if isinstance(settings, Blocks) and all(map(is_replayed, settings.schemes)) else rows
+        live = settings.timed if isinstance(settings, Blocks) and all(map(is_counted, settings.schemes)) else rows
         peaks.append(decoding_live(live, max(settings.num_drafts)))
     return draft.sizes.parameters * BYTES[dtype] + max(peaks)
 

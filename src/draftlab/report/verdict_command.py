@@ -375,7 +375,9 @@ def _run_workflow(settings: VerdictSettings, draft: str, name: str, folder: Path
 def _check_sampling(settings: VerdictSettings) -> None:
     if not 0 <= settings.temperature <= 1:
         what = f"temperature is {settings.temperature:g}"
-        raise UserError(what, remedy="give 0 to 1: hotter answers leave the few most probable tokens that are recorded")
+        raise UserError(
+            what, remedy="give 0 to 1: above it, too much probability lies beyond the tokens that are recorded"
+        )
     if not settings.temperature and (cuts := _cuts(settings)):
         raise UserError(f"{', '.join(cuts)} at temperature 0", remedy="give --temperature: greedy answers are not cut")
 

@@ -24,7 +24,7 @@ else:
 REPLAYED_PATHS, REPLAYED_TREES = {"single", "block"}, {"greedy_block", "optimal_block"}
 
 
-def is_replayed(scheme: str) -> bool:
+def is_counted(scheme: str) -> bool:
     """Whether the stage ``blocks`` counts this scheme along texts of the target; it decodes with every other one."""
     name, _, tail = scheme.partition("+")
     return name in {*TOKENS, *REPLAYED_PATHS, *REPLAYED_TREES} and (not tail or tail in REPLAYED_PATHS)
