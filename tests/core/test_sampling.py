@@ -134,7 +134,14 @@ def test_without_replacement_on_a_peaked_distribution() -> None:
     assert float(second) == pytest.approx(0.75, abs=0.03)
 
 
-@pytest.mark.parametrize("drafting", ["without_replacement", "greedy"])
+def test_ranked_drafts_are_the_most_probable_tokens() -> None:
+    distributions = distribution(3, 5, 0, 1, 2).expand(1, 3, -1)
+    joint = joint_distribution(distributions[0], "ranked")
+    assert draft_tokens(distributions, "ranked", generator()).tolist() == joint.tokens.tolist() == [[1, 0, 4]]
+    assert joint.probs.tolist() == [1.0]
+
+
+@pytest.mark.parametrize("drafting", ["without_replacement", "greedy", "ranked"])
 def test_there_are_never_more_distinct_drafts_than_tokens(drafting: Drafting) -> None:
     """The first token stands in for drafts that do not exist."""
     one = to_probs(torch.tensor([[[5.0, 0, 0, 0]]]).expand(1, 2, 4), Sampling(top_p=0.9))

@@ -65,7 +65,9 @@ def kept_on_average(tree: Tree, acceptance: Sequence[Sequence[float]]) -> float:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("name", ["single", "specinfer", "k_seq", "optimal", "rrs", "greedy", "sampled", "gls"])
+@pytest.mark.parametrize(
+    "name", ["single", "specinfer", "k_seq", "optimal", "rrs", "greedy", "sampled", "ranked", "gls"]
+)
 def test_a_tree_emits_the_targets_distribution(name: str, shape: str) -> None:
     tree, verifier, vocab = SHAPES[shape], TOKEN_VERIFIERS[name], 2 if shape == "binary" else 3
     target, draft = models(vocab, tree.depth + 1)

@@ -65,7 +65,8 @@ def live_expectation(
             drafted = chance
             for k, path in enumerate(paths):
                 for i in range(1, path_len):
-                    drafted *= float(table[k, i, path[i]])
+                    alone = joint_distribution(table[k, i, None], verifier.drafting)
+                    drafted *= float(alone.probs[alone.tokens[:, 0] == path[i]].sum())
             target = torch.stack(
                 [torch.stack([distribution("target", text + p[:i]) for i in range(path_len + 1)]) for p in paths]
             )
@@ -204,7 +205,7 @@ def check_against_live(
 @pytest.mark.parametrize(
     ("name", "hot", "tail"),
     # One for each way of drafting, and one that selects a path: every verifier is compared without sampling above.
-    [(name, [1.5, 1.5, 1.5], None) for name in ("specinfer", "optimal", "rrs", "greedy", "greedy_block")]
+    [(name, [1.5, 1.5, 1.5], None) for name in ("specinfer", "optimal", "rrs", "greedy", "ranked", "greedy_block")]
     + [(name, [1.0, 2.0, 2.0], None) for name in ("specinfer", "importance_truncated")]
     + [("k_seq", [1.5, 1.5, 1.5], block), ("specinfer", [1.0, 2.0, 2.0], block)],
 )
@@ -233,10 +234,12 @@ def test_the_error_of_a_difference_falls_at_least_five_times() -> None:
     assert error(*live) > 5 * error(*ours) > 0
 
 
-@pytest.mark.parametrize(("name", "widths"), [("optimal", (1, 3, 1)), ("rrs", (2, 2, 1)), ("k_seq", (2, 1, 2))])
+@pytest.mark.parametrize(
+    ("name", "widths"), [("optimal", (1, 3, 1)), ("rrs", (2, 2, 1)), ("k_seq", (2, 1, 2)), ("ranked", (2, 2, 1))]
+)
 def test_branches_agree_with_a_sampled_run_of_the_live_loop(name: str, widths: tuple[int, ...]) -> None:
     tree = Tree.of_widths(widths)
-    drafts, groups = [Sampling(1.5, top_p=0.95)] * tree.leaves, (2 if name == "rrs" else tree.leaves,)
+    drafts, groups = [Sampling(1.5, top_p=0.95)] * tree.leaves, (2 if name in ("rrs", "ranked") else tree.leaves,)
     check_against_live(TOKEN_VERIFIERS[name], drafts, groups, 2, first=(1,), tree=tree, widths=widths)
 
 

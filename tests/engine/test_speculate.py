@@ -14,13 +14,15 @@ import torch
 from scipy import stats
 
 from draftlab.core.sampling import Sampling, to_probs
-from draftlab.core.tree import Tree
+from draftlab.core.tree import Tree, optimal_tree
 from draftlab.core.verify import PATH_VERIFIERS, VERIFIERS
 from draftlab.core.verify.token import Decision, TokenVerifier
 from draftlab.engine import policy
 from draftlab.engine.generate import GREEDY, generate
 from draftlab.engine.recording import record
 from draftlab.engine.replay import replay
+from draftlab.engine.replay_drafts import count_blocks
+from draftlab.engine.replay_trees import rank_in, ranked_tree
 from draftlab.engine.speculate import Decoded, speculate
 from draftlab.errors import UserError
 from draftlab.models import LanguageModel, load_model
@@ -230,7 +232,7 @@ def test_sampled_output_has_the_targets_distribution(verifier: str) -> None:
     assert runs / 3 < accepted_by(decoded) < 6 * runs
 
 
-@pytest.mark.parametrize("verifier", ["rrs", "greedy"])
+@pytest.mark.parametrize("verifier", ["rrs", "greedy", "ranked"])
 def test_distinct_drafts_of_the_whole_vocabulary_never_miss(verifier: str) -> None:
     """As many distinct drafts as tokens hold whatever the target wants: drawn any other way, some would repeat and miss."""
     target = make(3, vocab=6)
@@ -480,7 +482,7 @@ def test_models_of_transformers_go_through_the_same_loop(kind: str, tmp_path: Pa
     np.testing.assert_array_equal(replayed.accepted, [sum(trace.accepted) for trace in live.traces])
 
 
-@pytest.mark.parametrize("verifier", ["specinfer", "k_seq", "rrs", "greedy"])
+@pytest.mark.parametrize("verifier", ["specinfer", "k_seq", "rrs", "greedy", "ranked"])
 @pytest.mark.parametrize(
     "tree", [Tree.delayed(3, 3, trunk=1), Tree.of_parents([-1, 0, 1, 2, 1, 0]), Tree.of_widths((2, 2))]
 )
@@ -496,7 +498,7 @@ def test_a_drafted_tree_has_the_targets_distribution(tree: Tree, verifier: str) 
     check_distribution(answers_of(decoded), exact_distribution(target, prompt, sampling, 3, eos_ids=()))
 
 
-@pytest.mark.parametrize("verifier", ["rrs", "greedy"])
+@pytest.mark.parametrize("verifier", ["rrs", "greedy", "ranked"])
 def test_a_sibling_that_repeats_a_shorter_leaf_adds_no_draft(verifier: str) -> None:
     """One token can be drafted, so the second child of the root repeats the first, which is a leaf. Below the second are other nodes."""
     target, draft = make(1, vocab=4), near(make(1, vocab=4), 0.6)
@@ -506,6 +508,32 @@ def test_a_sibling_that_repeats_a_shorter_leaf_adds_no_draft(verifier: str) -> N
         max_new_tokens=3, eos_ids=[], sampling=sampling, draft_sampling=Sampling(1.0, top_k=1),
     )  # fmt: skip
     check_distribution(answers_of(decoded), exact_distribution(target, [1, 2, 3], sampling, 3, eos_ids=()))
+
+
+RANKED_TREES = [Tree.delayed(3, 3), Tree.of_widths((2, 2)), optimal_tree([[0.6, 0.2, 0.1], [0.5, 0.3], [0.4]], 6)]
+
+
+def check_as_replayed(decoded: Decoded, tree: Tree, sampling: Sampling) -> None:
+    """Given the text that the target wrote, a tree of ranked tokens accepts the longest path of the text in it, which replay finds too."""
+    for prompt, trace in zip(PROMPTS, decoded.traces, strict=True):
+        logits = DRAFT.answer_logits([prompt], [trace.answer_ids])
+        order = to_probs(logits, sampling).topk(8, -1).indices
+        survives = ranked_tree(tree, rank_in(order, torch.tensor(trace.answer_ids)).numpy())
+        counted = count_blocks(survives, np.array([len(trace.answer_ids)]))
+        assert counted.stopped.sum() == len(trace.emitted)
+        assert counted.accepted.sum() == sum(trace.accepted)
+
+
+@pytest.mark.parametrize("tree", RANKED_TREES)
+@torch.inference_mode()
+def test_a_tree_of_ranked_tokens_keeps_what_replay_says(expected: list[list[int]], tree: Tree) -> None:
+    shape = {"tree": tree, "draft_len": tree.depth, "num_drafts": tree.leaves, "verifier": "ranked"}
+    sampled = decode(sampling=Sampling(1.2), batch=4, **shape)
+    check_as_replayed(sampled, tree, Sampling(1.2))
+    greedy = decode(generator=None, batch=4, **shape)
+    check_as_replayed(greedy, tree, Sampling(1.0))
+    assert answers_of(greedy) == expected
+    assert accepted_by(greedy) > accepted_by(decode(generator=None, draft_len=tree.depth))
 
 
 UNEVEN = {"tree": Tree.of_parents([-1, 0, 0, 2]), "num_drafts": 2, "draft_len": 2}

@@ -206,12 +206,12 @@ def verify_lossless(
     samples() yields pairs (target_probs[vocab], token).
 
     **Arguments:**
-    - `verifier`: MODULE:OBJECT, or one of single, specinfer, k_seq, rrs, importance, importance_truncated, hybrid, optimal, greedy, sampled, gls,
-      block, traversal, greedy_block, optimal_block
+    - `verifier`: MODULE:OBJECT, or one of single, specinfer, k_seq, rrs, importance, importance_truncated, hybrid, optimal, greedy, sampled, ranked,
+      gls, block, traversal, greedy_block, optimal_block
     - `samples`: test a file instead, of lines {"target_probs": [...], "token": n} from any engine; cut each text at a length fixed in advance
     - `form`: the form of the function MODULE:OBJECT
     - `drafting`: how the drafts of a function are made. iid: independent draws from one distribution; independent: each from its own;
-      without_replacement: distinct tokens; greedy: the most probable tokens, and a last one drawn from the rest
+      without_replacement: distinct tokens; greedy: the most probable tokens, and a last one drawn from the rest; ranked: the most probable tokens
     - `num_drafts`: drafted tokens of a position
     - `max_samples`: most tokens that a test samples from each table of distributions
     - `false_alarm`: the share of lossless verifiers that fail by chance, at most

@@ -13,10 +13,11 @@ from torch import Generator, Tensor
 
 from draftlab.errors import UserError
 
-Drafting = Literal["iid", "independent", "without_replacement", "greedy"]
+Drafting = Literal["iid", "independent", "without_replacement", "greedy", "ranked"]
 """How the K tokens of a position are drafted. ``iid``: one distribution, with replacement; ``independent``: one distribution per draft;
-``without_replacement``: one distribution, each token once; ``greedy``: the K - 1 most probable tokens, then one draw from the rest."""
-DISTINCT: frozenset[Drafting] = frozenset({"without_replacement", "greedy"})
+``without_replacement``: one distribution, each token once; ``greedy``: the K - 1 most probable tokens, then one draw from the rest;
+``ranked``: the K most probable tokens, of which none is drawn."""
+DISTINCT: frozenset[Drafting] = frozenset({"without_replacement", "greedy", "ranked"})
 """The ways of drafting in which the drafts of a position are distinct tokens."""
 
 Table = Float64[Tensor, "batch vocab"]
@@ -135,14 +136,16 @@ def draw(weights: Float64[Tensor, "*batch vocab"], num: int, generator: Generato
 def draft_tokens(draft_probs: Tables, drafting: Drafting, generator: Generator) -> Tokens:
     """Draft a token from each of the K distributions; pass a single distribution as ``probs[:, None].expand(-1, num_drafts, -1)``.
 
-    Distinct drafts (``without_replacement``, ``greedy``) are at most as many as the tokens of positive probability. Further places repeat the
-    first token, which ``verify_sequences`` then uses once.
+    Distinct drafts are at most as many as the tokens of positive probability. Further places repeat the first token, which
+    ``verify_sequences`` then uses once.
     """
     drafts = draft_probs.shape[1]
     if drafting == "independent":
         return draw(draft_probs, 1, generator)[..., 0]
     if drafting == "iid":
         return draw(draft_probs[:, 0], drafts, generator)
+    if drafting == "ranked":
+        return ranked_tokens(draft_probs, torch.arange(drafts, device=draft_probs.device))
     rest = draft_probs[:, 0].clone()
     tokens = greedy_tokens(rest, drafts - 1 if drafting == "greedy" else 0)
     rest.scatter_(-1, tokens, 0.0)
@@ -161,6 +164,18 @@ def draft_tokens(draft_probs: Tables, drafting: Drafting, generator: Generator) 
 def greedy_tokens(draft_probs: Float64[Tensor, "*batch vocab"], num: int) -> Int64[Tensor, "*batch {num}"]:
     """The ``num`` most probable tokens, or all if there are fewer, the most probable first."""
     return draft_probs.topk(min(num, draft_probs.shape[-1]), -1).indices
+
+
+def ranked_tokens(draft_probs: Tables, rank: Int64[Tensor, " drafts"]) -> Tokens:
+    """The token of this rank (0: the most probable) of each distribution; the most probable one where the rank has no token.
+
+    >>> ranked_tokens(torch.tensor([[[0.2, 0.5, 0.3], [0.0, 1.0, 0.0]]]), torch.tensor([1, 1]))
+    tensor([[2, 1]])
+    """
+    probs, order = draft_probs.topk(min(int(rank.max()) + 1, draft_probs.shape[-1]), -1)
+    place = rank.clamp_max(order.shape[-1] - 1).expand(order.shape[:2])[..., None]
+    exists = (rank < order.shape[-1]) & (probs.gather(-1, place)[..., 0] > 0)
+    return order.gather(-1, place)[..., 0].where(exists, order[..., 0])
 
 
 def check_support(draft_probs: Float64[Tensor, "*batch vocab"], num_drafts: int) -> None:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Generator, Tensor
 
-from draftlab.core.sampling import DISTINCT, Drafting, Sampling, draft_tokens, to_probs
+from draftlab.core.sampling import DISTINCT, Drafting, Sampling, draft_tokens, ranked_tokens, to_probs
 from draftlab.core.tree import Tree
 from draftlab.engine.loop import Verification, agreed
 from draftlab.engine.policy import Policy, Proposal, verify_block
@@ -165,17 +165,19 @@ def _propose(writer: ModelRows, samplings: Sequence[Sampling], length: int, poli
     for depth in range(length):
         if depth:
             logits = writer.cache.extend(tokens[-1].view(-1, 1))[:, 0]
-        if is_greedy:
-            tokens.append(logits.argmax(-1).view(-1, drafts))
+        if is_greedy and drafts == 1:
+            tokens.append(logits.argmax(-1)[:, None])
             continue
         by_draft = logits.view(-1, drafts, logits.shape[-1])
-        if len(set(samplings)) == 1:
+        if is_greedy:
+            probs = to_probs(by_draft, Sampling())  # tokens rank alike at every temperature above 0
+        elif len(set(samplings)) == 1:
             probs = to_probs(by_draft, samplings[0])
         else:
             probs = torch.stack([to_probs(by_draft[:, k], s) for k, s in enumerate(samplings)], 1)
-        assert policy.generator is not None
         tokens.append(_draw(probs, tree, depth, policy.drafting, policy.generator))
-        distributions.append(probs)
+        if not is_greedy:
+            distributions.append(probs)
     drafted = torch.stack(tokens, -1)
     if policy.drafting in DISTINCT:
         drafted = _align_repeats(drafted, tree)
@@ -183,9 +185,16 @@ def _propose(writer: ModelRows, samplings: Sequence[Sampling], length: int, poli
 
 
 def _draw(
-    probs: Float64[Tensor, "batch drafts vocab"], tree: Tree, depth: int, drafting: Drafting, generator: Generator
+    probs: Float64[Tensor, "batch drafts vocab"],
+    tree: Tree,
+    depth: int,
+    drafting: Drafting,
+    generator: Generator | None,
 ) -> Int64[Tensor, "batch drafts"]:
     """Draw a token for each sequence. Children of one node are drawn jointly, as the verifier requires; different nodes independently."""
+    if drafting == "ranked":
+        return ranked_tokens(probs, tree.siblings[:, depth].to(probs.device))
+    assert generator is not None
     parents = tree.first[:, depth - 1] if depth else torch.zeros_like(tree.first[:, 0])
     drawn = torch.zeros(probs.shape[:2], dtype=torch.int64, device=probs.device)
     families = [

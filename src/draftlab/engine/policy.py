@@ -97,15 +97,16 @@ def make_policy(
         )
     heads = drafts[0] if isinstance(drafts[0], Medusa) else None
     frozen = sum(draft.temperature == 0 for draft in samplings)
-    if models == 1 and not heads and frozen > 1:
-        raise UserError(
-            f"{frozen} drafts from one model at temperature 0 are the same sequence {frozen} times",
-            remedy="give num_drafts 1, a draft temperature above 0, or one model per draft",
-        )
     path_verifier = verifier if isinstance(verifier, PathVerifier) else single_path
     if num_drafts == 1 and verifier is single:
         token_verifier = None  # the same distribution, all positions at once
     policy = Policy(sampling, samplings, token_verifier, tail or path_verifier, tail, generator, tree)
+    is_ranked = policy.is_greedy and policy.drafting == "ranked"  # by logits, which have an order at every temperature
+    if models == 1 and not heads and frozen > 1 and not is_ranked:
+        raise UserError(
+            f"{frozen} drafts from one model at temperature 0 are the same sequence {frozen} times",
+            remedy="give num_drafts 1, a draft temperature above 0, one model per draft, or at target temperature 0 the verifier ranked",
+        )
     for shape in (tree, heads.tree if heads else None):
         if shape is not None and (num_drafts, draft_len) != (shape.leaves, shape.depth):
             what = f"num_drafts is {num_drafts} and draft_len {draft_len}, but the tree has {shape.leaves} leaves of depth {shape.depth}"
@@ -135,7 +136,7 @@ def verify_block(
 ) -> Verification:
     """Decide what is accepted of the ``proposal``, given the target's ``logits`` after each token of each sequence."""
     if proposal.distributions is None:
-        return _verify_greedy(proposal.tokens, logits)
+        return _verify_greedy(proposal.tokens, logits, policy.tree)
     assert policy.generator is not None
     tokens, draft_probs = proposal.tokens, proposal.distributions
     target_probs = policy.transform(logits, policy.sampling)
@@ -165,18 +166,27 @@ def verify_block(
     overlap_repo = shared.gather(-1, chosen[..., None])[..., 0]
     parts = (chosen, path, accepted, token, shared.sum(-1), overlap_repo)
     verification = Verification(*(part.tolist() for part in parts))
-    if policy.tree is None:
+    return _without_padding(verification, policy.tree)
+
+
+def _without_padding(verification: Verification, tree: Tree | None) -> Verification:
+    """Leave out what was drafted after the end of a tree's shorter sequences."""
+    if tree is None:
         return verification
-    sizes = policy.tree.exists.sum(-1).tolist()
+    sizes = tree.exists.sum(-1).tolist()
     drafted = [row[: sizes[leaf]] for row, leaf in zip(verification.drafted, verification.path, strict=True)]
     return verification._replace(drafted=drafted)
 
 
 def _verify_greedy(
-    tokens: Int64[Tensor, "batch drafts length"], logits: Float[Tensor, "batch drafts positions vocab"]
+    tokens: Int64[Tensor, "batch drafts length"],
+    logits: Float[Tensor, "batch drafts positions vocab"],
+    tree: Tree | None,
 ) -> Verification:
     """Accept each token that is the target's most probable one; of several sequences, the one that agrees longest."""
     path, chosen = [0] * len(tokens), most_probable(logits)
+    if tree is not None:
+        tokens = tokens.where(tree.exists[:, : tokens.shape[-1]].to(tokens.device), -1)
     if tokens.shape[1] > 1:
         agreement = (tokens == chosen[:, :, :-1]).long().cumprod(-1).sum(-1)
         path = agreement.argmax(-1).tolist()
@@ -188,4 +198,4 @@ def _verify_greedy(
     agrees = [[float(a == b) for a, b in zip(*pair, strict=False)] for pair in zip(drafted, best, strict=True)]
     accepted = [flags.index(0.0) if 0.0 in flags else length for flags in agrees]
     token = [row[count] for row, count in zip(best, accepted, strict=True)]
-    return Verification(drafted, path, accepted, token, agrees, agrees)
+    return _without_padding(Verification(drafted, path, accepted, token, agrees, agrees), tree)

@@ -6,7 +6,8 @@ them the other way round. The K drafts of a position are ``x_1 .. x_K``; ``(z)_+
 What is verified, the module of its interface, and the verifiers:
 
 * K drafts of one position, ``token``: ``single``, ``specinfer``, ``rrs``, ``k_seq``, ``importance``, ``truncated``
-  (``importance_truncated``), ``hybrid``, ``optimal``, ``greedy``, ``sampled``, ``gls``, ``sinkhorn``, and ``typical``, which is not lossless;
+  (``importance_truncated``), ``hybrid``, ``optimal``, ``greedy``, ``sampled`` (also for ``ranked`` drafts), ``gls``, ``sinkhorn``, and
+  ``typical``, which is not lossless;
 * one path of L tokens, ``path``: ``single_path`` in the same module, ``block``;
 * K sequences token by token, ``sequence``: any verifier of one position;
 * K sequences as one tree, ``tree``: ``traversal``, ``multipath`` (``greedy_block``, ``optimal_block``).
@@ -34,7 +35,7 @@ from draftlab.core.verify.multipath import greedy_block, optimal_block
 from draftlab.core.verify.optimal import optimal
 from draftlab.core.verify.path import PathVerifier, single_path
 from draftlab.core.verify.rrs import rrs
-from draftlab.core.verify.sampled import sampled
+from draftlab.core.verify.sampled import ranked, sampled
 from draftlab.core.verify.single import single
 from draftlab.core.verify.specinfer import specinfer
 from draftlab.core.verify.token import TokenVerifier
@@ -55,6 +56,7 @@ TOKEN_VERIFIERS: dict[str, TokenVerifier] = {
     "optimal": optimal,
     "greedy": greedy,
     "sampled": sampled,
+    "ranked": ranked,
     "gls": gls,
 }
 """Verifiers of one position."""

@@ -41,11 +41,12 @@ def tuples_exist(vocab: int, num_drafts: int) -> bool:
 
 
 def joint_distribution(draft_probs: Float64[Tensor, "drafts vocab"], drafting: Drafting) -> JointDistribution:
-    """``P(x_1..x_K) = prod_k p_k(x_k)``; without replacement ``prod_k p(x_k) / p(not yet drawn)``, of which greedy drafts have the last factor only.
+    """``P(x_1..x_K) = prod_k p_k(x_k)``; without replacement ``prod_k p(x_k) / p(not yet drawn)``, of which greedy drafts have the last factor
+    only and ranked drafts none.
 
     **Arguments:**
     - `draft_probs`: one distribution for each draft, shape `(drafts, vocab)`, float64.
-    - `drafting`: how they are drafted: `independent`, `iid`, `without_replacement` or `greedy`.
+    - `drafting`: how they are drafted: `independent`, `iid`, `without_replacement`, `greedy` or `ranked`.
 
     **Returns:** every tuple of drafted tokens with its probability.
 
@@ -81,10 +82,10 @@ def _distinct(
     rest = draft_probs.repeat(len(tokens), 1)
     probs = torch.ones(len(tokens), dtype=torch.float64, device=tokens.device)
     last = tokens.shape[1] - 1
-    fixed = greedy_tokens(draft_probs, last)
+    fixed = greedy_tokens(draft_probs, tokens.shape[1])
     for k in range(last + 1):
         drawn = tokens[:, k, None]
-        if drafting == "greedy" and k < last:
+        if drafting == "ranked" or (drafting == "greedy" and k < last):
             probs = probs * (tokens[:, k] == fixed[k])
         else:
             # A tuple that repeats a token has a factor of 0 here, and the remaining mass may be 0 too.

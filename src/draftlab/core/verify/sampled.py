@@ -1,11 +1,15 @@
-"""Sampled verification: the target draws its token without looking at the drafts, and may hit one of them."""
+"""Sampled verification: the target draws its token without looking at the drafts, and may hit one of them.
+
+For drafts that are not random, no lossless verifier accepts more: they are accepted if the target writes one of them.
+"""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from draftlab.core.sampling import Table, Tables, Tokens
-from draftlab.core.verify.survivors import Order, Position, add_unseen, scale
+from draftlab.core.sampling import Table, Tables, Tokens, greedy_tokens
+from draftlab.core.verify.survivors import Order, Position, add_draft, add_unseen, scale
 from draftlab.core.verify.token import Acceptance, Decision, TokenVerifier
 
 
@@ -26,5 +30,27 @@ def _survivors(position: Position, order: Order) -> Tensor:
     return scale(add_unseen(position, position.start(), order), position.at(position.target))
 
 
+def _ranked_mass(target_probs: Table, draft: Table, num_drafts: int) -> Table:
+    """``q`` of the K most probable tokens of the draft; 0 for every other token."""
+    drafted = greedy_tokens(draft, num_drafts)
+    kept = target_probs.gather(-1, drafted) * (draft.gather(-1, drafted) > 0)
+    return torch.zeros_like(target_probs).scatter(-1, drafted, kept)
+
+
+def _ranked_acceptance(target_probs: Table, draft_probs: Tables) -> Acceptance:
+    """``q`` of the K most probable tokens of the draft, summed."""
+    acceptance = _ranked_mass(target_probs, draft_probs[:, 0], draft_probs.shape[1]).sum(-1)
+    return Acceptance(acceptance, acceptance)
+
+
+def _ranked_survivors(position: Position, order: Order) -> Tensor:
+    """The drafts are distinct, so at most one equals y."""
+    member = position.at(_ranked_mass(position.target, position.groups[order[0]], len(order)))
+    return add_draft(position.start(), order[0], torch.zeros_like(member), member)
+
+
 sampled = TokenVerifier("sampled", "independent", _decide, _acceptance, survivors=_survivors)
 """Draw a token from the target; it is accepted if it was drafted. The baseline: what agreement by chance accepts."""
+
+ranked = TokenVerifier("ranked", "ranked", _decide, _ranked_acceptance, survivors=_ranked_survivors)
+"""The same for the K most probable tokens of the draft, as in trees of top-k expansion, Sequoia and EAGLE-2."""
