@@ -18,11 +18,12 @@ from draftlab.core.tree import Tree, optimal_tree
 from draftlab.core.verify import PATH_VERIFIERS, VERIFIERS
 from draftlab.core.verify.token import Decision, TokenVerifier
 from draftlab.engine import policy
+from draftlab.engine.confidence import ConfidentTree
 from draftlab.engine.generate import GREEDY, generate
 from draftlab.engine.recording import record
 from draftlab.engine.replay import replay
 from draftlab.engine.replay_drafts import count_blocks
-from draftlab.engine.replay_trees import rank_in, ranked_tree
+from draftlab.engine.replay_trees import confident_trees, rank_in, ranked_tree
 from draftlab.engine.speculate import Decoded, speculate
 from draftlab.errors import UserError
 from draftlab.models import LanguageModel, load_model
@@ -406,6 +407,18 @@ def test_real_model_with_its_first_layers_as_draft(shared: Path) -> None:
             {"num_drafts": 3, "verifier": "specinfer", "sampling": Sampling(1.0), "draft_sampling": GREEDY},
             "3 drafts from one model at temperature 0 are the same sequence 3 times",
         ),
+        (
+            {"num_drafts": 2, "verifier": "ranked", "sampling": Sampling(1.0), "draft_sampling": GREEDY},
+            "2 drafts from one model at temperature 0",
+        ),
+        (
+            {"tree": ConfidentTree(3, 4, 2), "num_drafts": 3, "verifier": "rrs", "sampling": Sampling(1.0)},
+            "rrs needs random drafts",
+        ),
+        (
+            {"tree": ConfidentTree(3, 4, 2), "num_drafts": 2, "verifier": "ranked"},
+            "but the tree has 3 leaves of depth 4",
+        ),
     ],
 )
 def test_bad_input_is_refused(change: dict[str, object], message: str) -> None:
@@ -474,12 +487,18 @@ def test_models_of_transformers_go_through_the_same_loop(kind: str, tmp_path: Pa
     settings = {"target": target, "draft": draft, "draft_len": 3, "max_new_tokens": 15}
     live = decode(**settings)
     several = decode(num_drafts=3, verifier="specinfer", draft_sampling=Sampling(0.8), **settings)
-    for decoded in (live, several):
+    ranked = decode(num_drafts=4, verifier="ranked", tree=Tree.of_widths((2, 2, 1)), **settings)
+    for decoded in (live, several, ranked):
         assert answers_of(decoded) == expected
         assert accepted_by(decoded) > len(PROMPTS)
     replayed = replay(draft, record(target, REQUESTS, max_new_tokens=15, eos_ids=[EOS]), 3)
     np.testing.assert_array_equal(replayed.blocks, [len(trace.emitted) for trace in live.traces])
     np.testing.assert_array_equal(replayed.accepted, [sum(trace.accepted) for trace in live.traces])
+    grown = {"num_drafts": 3, "verifier": "ranked", "tree": ConfidentTree(3, 3, 2)}
+    with pytest.raises(UserError, match="cannot read a tree that differs"):
+        decode(**settings | grown)
+    drafted_by_it = decode(**settings | grown | {"target": TARGET})
+    assert answers_of(drafted_by_it) == [own_greedy(TARGET, prompt, 15) for prompt in PROMPTS]
 
 
 @pytest.mark.parametrize("verifier", ["specinfer", "k_seq", "rrs", "greedy", "ranked"])
@@ -513,27 +532,67 @@ def test_a_sibling_that_repeats_a_shorter_leaf_adds_no_draft(verifier: str) -> N
 RANKED_TREES = [Tree.delayed(3, 3), Tree.of_widths((2, 2)), optimal_tree([[0.6, 0.2, 0.1], [0.5, 0.3], [0.4]], 6)]
 
 
-def check_as_replayed(decoded: Decoded, tree: Tree, sampling: Sampling) -> None:
+def check_as_replayed(
+    decoded: Decoded,
+    tree: Tree | ConfidentTree,
+    sampling: Sampling,
+    prompts: Sequence[Sequence[int]] = PROMPTS,
+    target: Llama = TARGET,
+    draft: Llama = DRAFT,
+) -> None:
     """Given the text that the target wrote, a tree of ranked tokens accepts the longest path of the text in it, which replay finds too."""
-    for prompt, trace in zip(PROMPTS, decoded.traces, strict=True):
-        logits = DRAFT.answer_logits([prompt], [trace.answer_ids])
-        order = to_probs(logits, sampling).topk(8, -1).indices
-        survives = ranked_tree(tree, rank_in(order, torch.tensor(trace.answer_ids)).numpy())
+    for prompt, trace in zip(prompts, decoded.traces, strict=True):
+        if isinstance(tree, ConfidentTree):
+            shape = {"nodes": [tree.nodes], "depth": tree.depth, "width": tree.width}
+            (kept,) = confident_trees(draft, [prompt], [trace.answer_ids], sampling, **shape)
+            survives = np.hstack([np.ones((len(kept), 1)), kept])
+        else:
+            logits = draft.answer_logits([prompt], [trace.answer_ids])
+            order = to_probs(logits, sampling).topk(min(8, draft.vocab_size), -1).indices
+            survives = ranked_tree(tree, rank_in(order, torch.tensor(trace.answer_ids)).numpy())
         counted = count_blocks(survives, np.array([len(trace.answer_ids)]))
         assert counted.stopped.sum() == len(trace.emitted)
         assert counted.accepted.sum() == sum(trace.accepted)
+        if sampling.temperature != 1:  # greedy ones have no overlap of distributions
+            q, p = (to_probs(model.answer_logits([prompt], [trace.answer_ids]), sampling) for model in (target, draft))
+            shared, begins = q.minimum(p).sum(-1), np.cumsum([0, *trace.emitted])
+            visited = [float(shared[at : at + count].sum()) for at, count in zip(begins, trace.visited, strict=False)]
+            assert trace.overlap == pytest.approx(visited, abs=1e-5)
 
 
-@pytest.mark.parametrize("tree", RANKED_TREES)
+@pytest.mark.parametrize(
+    "tree", [*RANKED_TREES, ConfidentTree(6, 3, 4), ConfidentTree(12, 4, 2), ConfidentTree(1, 1, 3)]
+)
 @torch.inference_mode()
-def test_a_tree_of_ranked_tokens_keeps_what_replay_says(expected: list[list[int]], tree: Tree) -> None:
-    shape = {"tree": tree, "draft_len": tree.depth, "num_drafts": tree.leaves, "verifier": "ranked"}
+def test_a_tree_of_ranked_tokens_keeps_what_replay_says(expected: list[list[int]], tree: Tree | ConfidentTree) -> None:
+    leaves = tree.nodes if isinstance(tree, ConfidentTree) else tree.leaves
+    shape = {"tree": tree, "draft_len": tree.depth, "num_drafts": leaves, "verifier": "ranked"}
     sampled = decode(sampling=Sampling(1.2), batch=4, **shape)
     check_as_replayed(sampled, tree, Sampling(1.2))
     greedy = decode(generator=None, batch=4, **shape)
     check_as_replayed(greedy, tree, Sampling(1.0))
     assert answers_of(greedy) == expected
-    assert accepted_by(greedy) > accepted_by(decode(generator=None, draft_len=tree.depth))
+    assert accepted_by(greedy) > len(PROMPTS)
+
+
+@torch.inference_mode()
+def test_requests_of_one_batch_have_their_own_trees_by_confidence() -> None:
+    """With five tokens, what follows the end of a leaf is often what the target writes."""
+    target, draft = make(1, vocab=5), near(make(1, vocab=5), 0.6)
+    prompts, tree, sampling = [[1, 2, 3], [2, 2], [0, 3, 1], [3, 1]] * 10, ConfidentTree(4, 3, 3), Sampling(1.3)
+    options = {"draft_len": 3, "num_drafts": 4, "verifier": "ranked", "tree": tree, "sampling": sampling}
+    decoded = decode(prompts, target, draft, eos_ids=[], **options)
+    check_as_replayed(decoded, tree, sampling, prompts, target, draft)
+
+
+def test_a_tree_by_confidence_has_the_targets_distribution() -> None:
+    target, draft = make(1, vocab=5), near(make(1, vocab=5), 0.6)
+    decoded = decode(
+        [[1, 2, 3]] * 3000, target, draft, draft_len=2, num_drafts=4, tree=ConfidentTree(4, 2, 3), verifier="ranked",
+        max_new_tokens=3, eos_ids=[], sampling=Sampling(1.3, top_p=0.9), draft_sampling=Sampling(2.0),
+    )  # fmt: skip
+    expected = exact_distribution(target, [1, 2, 3], Sampling(1.3, top_p=0.9), 3, eos_ids=())
+    check_distribution(answers_of(decoded), expected)
 
 
 UNEVEN = {"tree": Tree.of_parents([-1, 0, 0, 2]), "num_drafts": 2, "draft_len": 2}

@@ -10,11 +10,16 @@ from torch import Generator, Tensor
 
 from draftlab.core.sampling import DISTINCT, Drafting, Sampling, draft_tokens, ranked_tokens, to_probs
 from draftlab.core.tree import Tree
+from draftlab.engine.confidence import ConfidentTree, grow, grown_tree
 from draftlab.engine.loop import Verification, agreed
 from draftlab.engine.policy import Policy, Proposal, verify_block
+from draftlab.errors import UserError
 from draftlab.models import Decoder
 from draftlab.models.batching import pad_rows
 from draftlab.models.llama import LlamaDecoder
+
+RANKED = Sampling()
+"""How greedy drafts are ranked: in the same order at every temperature above 0."""
 
 
 class ModelRows:
@@ -80,13 +85,12 @@ class ModelRows:
 class TreeReader:
     """A target that reads a tree of sequences in one row per request, each token of the tree once."""
 
-    def __init__(self, decoder: LlamaDecoder, prompts: Sequence[Sequence[int]], shape: Tree, room: int) -> None:
-        self.cache, self.unread = decoder.prefill(prompts, room + shape.nodes)
-        self.shape = shape
+    def __init__(self, decoder: LlamaDecoder, prompts: Sequence[Sequence[int]], room: int) -> None:
+        self.cache, self.unread = decoder.prefill(prompts, room)
 
-    def read(self, tokens: Int64[Tensor, "batch drafts new"]) -> Float[Tensor, "batch drafts new+1 vocab"]:
+    def read(self, tokens: Int64[Tensor, "batch drafts new"], tree: Tree) -> Float[Tensor, "batch drafts new+1 vocab"]:
         """Read the unread token and the tree below it; return the logits along each sequence."""
-        self.begin, self.tree = self.cache.lengths, self.shape.merged(tokens)
+        self.begin, self.tree = self.cache.lengths, tree.merged(tokens)
         nodes = torch.cat([self.unread[:, None], tokens.flatten(1).gather(1, self.tree.token_index)], -1)
         logits = self.cache.decoder.project(self.cache.states(nodes, self.tree)).view(*nodes.shape, -1)
         return logits[torch.arange(len(nodes), device=nodes.device)[:, None, None], self.tree.paths]
@@ -120,11 +124,18 @@ class BatchedPair:
     ) -> None:
         self.draft_len, self.policy = draft_len, policy
         num_drafts, room = len(policy.draft_samplings), max_new_tokens + draft_len
-        self.share = num_drafts // len(draft_decoders)
-        self.tree = policy.tree or Tree.delayed(self.share, draft_len)
+        is_grown = isinstance(policy.tree, ConfidentTree)
+        self.share = 1 if is_grown else num_drafts // len(draft_decoders)
+        # Without a tree, all sequences, and those of one draft, branch at once.
+        self.apart, self.of_writer = (Tree.delayed(count, draft_len) for count in (num_drafts, self.share))
         self.reader: TreeReader | ModelRows
-        if num_drafts > 1 and isinstance(decoder, LlamaDecoder):
-            self.reader = TreeReader(decoder, prompts, policy.tree or Tree.delayed(num_drafts, draft_len), room)
+        if (num_drafts > 1 or is_grown) and isinstance(decoder, LlamaDecoder):
+            most = policy.tree.nodes if policy.tree else num_drafts * draft_len
+            self.reader = TreeReader(decoder, prompts, room + 1 + most)
+        elif is_grown:
+            raise UserError(
+                "this target cannot read a tree that differs from block to block", remedy="give a tree of one shape"
+            )
         else:
             self.reader = ModelRows(decoder, prompts, num_drafts, room)
         # With several drafts, a draft that did not write the accepted sequence reads up to a whole block of it at once.
@@ -132,16 +143,20 @@ class BatchedPair:
         self.writers = [ModelRows(draft_decoder, prompts, self.share, room) for draft_decoder in draft_decoders]
 
     def propose(self, left: Sequence[int]) -> Proposal:
-        length = min(self.draft_len, max(left))
+        length, tree = min(self.draft_len, max(left)), self.policy.tree
+        if isinstance(tree, ConfidentTree):
+            return _grow(self.writers[0], length, self.policy, tree)
         proposals = [
-            _propose(writer, self.policy.of_draft(number, self.share), length, self.policy, self.tree)
+            _propose(writer, self.policy.of_draft(number, self.share), length, self.policy, tree or self.of_writer)
             for number, writer in enumerate(self.writers)
         ]
         self.proposed = torch.cat([proposal.tokens for proposal in proposals], 1)
         probs = [proposal.distributions for proposal in proposals if proposal.distributions is not None]
-        return Proposal(self.proposed, torch.cat(probs, 1) if probs else None)
+        return Proposal(self.proposed, torch.cat(probs, 1) if probs else None, tree)
 
     def read(self, proposal: Proposal) -> Float[Tensor, "batch drafts positions vocab"]:
+        if isinstance(self.reader, TreeReader):
+            return self.reader.read(proposal.tokens, proposal.tree or self.apart)
         return self.reader.read(proposal.tokens)
 
     def verify(self, proposal: Proposal, reading: Float[Tensor, "batch drafts positions vocab"]) -> Verification:
@@ -156,8 +171,21 @@ class BatchedPair:
                 model.take(kept)
 
 
+def _grow(writer: ModelRows, length: int, policy: Policy, tree: ConfidentTree) -> Proposal:
+    """The trees that one model is most confident of. Its cache keeps nothing of them, because its rows hold other texts at each depth."""
+    logits = writer.catch_up()
+    lengths = writer.cache.lengths
+    sampling = RANKED if policy.is_greedy else policy.draft_samplings[0]
+    levels = list(grow(writer.cache, logits, sampling, length, tree.width))
+    beams = len(writer.cache.lengths) // len(lengths)
+    writer.cache.take(range(0, beams * len(lengths), beams))
+    writer.cache.crop(lengths)
+    shape, tokens, distributions = grown_tree(levels, tree.nodes)
+    return Proposal(tokens, None if policy.is_greedy else distributions, shape)
+
+
 def _propose(writer: ModelRows, samplings: Sequence[Sampling], length: int, policy: Policy, tree: Tree) -> Proposal:
-    """Draft ``length`` tokens for each sequence with one model. Sequences of a tree share prefixes; without a tree, only the text so far."""
+    """Draft ``length`` tokens for each sequence with one model; the sequences are those of the tree."""
     drafts, is_greedy = writer.num_drafts, policy.is_greedy
     logits = writer.catch_up()
     tokens: list[Tensor] = []
@@ -170,7 +198,7 @@ def _propose(writer: ModelRows, samplings: Sequence[Sampling], length: int, poli
             continue
         by_draft = logits.view(-1, drafts, logits.shape[-1])
         if is_greedy:
-            probs = to_probs(by_draft, Sampling())  # tokens rank alike at every temperature above 0
+            probs = to_probs(by_draft, RANKED)
         elif len(set(samplings)) == 1:
             probs = to_probs(by_draft, samplings[0])
         else:

@@ -16,6 +16,7 @@ from draftlab.core.verify.sequence import verify_sequences
 from draftlab.core.verify.single import single
 from draftlab.core.verify.token import TokenVerifier
 from draftlab.core.verify.tree import TreeVerifier
+from draftlab.engine.confidence import ConfidentTree
 from draftlab.engine.loop import Verification
 from draftlab.errors import UserError
 from draftlab.models import LanguageModel
@@ -28,10 +29,14 @@ smaller ones, finding these tokens takes as long as it saves."""
 
 @dataclass(frozen=True)
 class Proposal:
-    """Drafted tokens of each sequence of each request, and the distributions they were drawn from (None: all greedy)."""
+    """Drafted tokens of each sequence of each request, and the distributions they were drawn from (None: all greedy).
+
+    ``tree``: the tree of which the sequences are the leaves' paths, one for all requests or one for each (None: they share nothing).
+    """
 
     tokens: Int64[Tensor, "batch drafts length"]
     distributions: Float64[Tensor, "batch drafts length vocab"] | None
+    tree: Tree | None = None
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,7 @@ class Policy:
     path_verifier: PathVerifier
     tail: PathVerifier | None
     generator: Generator | None
-    tree: Tree | None
+    tree: Tree | ConfidentTree | None
     transform: Callable[[Tensor, Sampling], Tensor] = to_probs
 
     @property
@@ -76,7 +81,7 @@ def make_policy(
     generator: Generator | None,
     tail: PathVerifier | None,
     drafts: Sequence[LanguageModel],
-    tree: Tree | None = None,
+    tree: Tree | ConfidentTree | None = None,
 ) -> Policy:
     """Check that verifier, drafts and tree fit together."""
     for name, value in (("draft_len", draft_len), ("num_drafts", num_drafts)):
@@ -108,9 +113,15 @@ def make_policy(
             remedy="give num_drafts 1, a draft temperature above 0, one model per draft, or at target temperature 0 the verifier ranked",
         )
     for shape in (tree, heads.tree if heads else None):
-        if shape is not None and (num_drafts, draft_len) != (shape.leaves, shape.depth):
-            what = f"num_drafts is {num_drafts} and draft_len {draft_len}, but the tree has {shape.leaves} leaves of depth {shape.depth}"
+        if shape is None:
+            continue
+        leaves = shape.nodes if isinstance(shape, ConfidentTree) else shape.leaves  # the most that it may have
+        if (num_drafts, draft_len) != (leaves, shape.depth):
+            what = f"num_drafts is {num_drafts} and draft_len {draft_len}, but the tree has {leaves} leaves of depth {shape.depth}"
             raise UserError(what, remedy="use the tree's numbers")
+    if isinstance(tree, ConfidentTree) and policy.drafting != "ranked":
+        what = f"{verifier.name} needs random drafts, but a tree by confidence has the most probable ones"
+        raise UserError(what, remedy="verify it with ranked")
     if tree is not None:
         if models > 1 or len(set(samplings)) > 1:
             raise UserError("a tree has only one kind of draft", remedy="give one model and one draft sampling")
@@ -136,7 +147,7 @@ def verify_block(
 ) -> Verification:
     """Decide what is accepted of the ``proposal``, given the target's ``logits`` after each token of each sequence."""
     if proposal.distributions is None:
-        return _verify_greedy(proposal.tokens, logits, policy.tree)
+        return _verify_greedy(proposal.tokens, logits, proposal.tree)
     assert policy.generator is not None
     tokens, draft_probs = proposal.tokens, proposal.distributions
     target_probs = policy.transform(logits, policy.sampling)
@@ -157,7 +168,7 @@ def verify_block(
                 policy.generator,
                 tail=policy.tail,
                 truncated=policy.is_truncated and target_probs.shape[-1] > LARGE_VOCAB,
-                tree=policy.tree,
+                tree=proposal.tree,
             )
         path, accepted, token = walked.path, walked.length, walked.token
     rows = torch.arange(len(path), device=path.device)
@@ -166,16 +177,16 @@ def verify_block(
     overlap_repo = shared.gather(-1, chosen[..., None])[..., 0]
     parts = (chosen, path, accepted, token, shared.sum(-1), overlap_repo)
     verification = Verification(*(part.tolist() for part in parts))
-    return _without_padding(verification, policy.tree)
+    return _without_padding(verification, proposal.tree)
 
 
 def _without_padding(verification: Verification, tree: Tree | None) -> Verification:
     """Leave out what was drafted after the end of a tree's shorter sequences."""
     if tree is None:
         return verification
-    sizes = tree.exists.sum(-1).tolist()
-    drafted = [row[: sizes[leaf]] for row, leaf in zip(verification.drafted, verification.path, strict=True)]
-    return verification._replace(drafted=drafted)
+    sizes = tree.exists.sum(-1).expand(len(verification.path), -1).tolist()
+    parts = zip(verification.drafted, sizes, verification.path, strict=True)
+    return verification._replace(drafted=[tokens[: size[leaf]] for tokens, size, leaf in parts])
 
 
 def _verify_greedy(
@@ -186,7 +197,7 @@ def _verify_greedy(
     """Accept each token that is the target's most probable one; of several sequences, the one that agrees longest."""
     path, chosen = [0] * len(tokens), most_probable(logits)
     if tree is not None:
-        tokens = tokens.where(tree.exists[:, : tokens.shape[-1]].to(tokens.device), -1)
+        tokens = tokens.where(tree.exists[..., : tokens.shape[-1]].to(tokens.device), -1)
     if tokens.shape[1] > 1:
         agreement = (tokens == chosen[:, :, :-1]).long().cumprod(-1).sum(-1)
         path = agreement.argmax(-1).tolist()

@@ -13,8 +13,9 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
-from draftlab.core.sampling import Sampling, to_probs
+from draftlab.core.sampling import Sampling
 from draftlab.core.tree import Tree
+from draftlab.engine.confidence import grow
 from draftlab.engine.replay import ahead
 from draftlab.engine.replay_lengths import prefill_everywhere
 from draftlab.engine.settings import BRANCHED
@@ -68,33 +69,21 @@ def confident_trees(
     depth: int,
     width: int,
 ) -> list[Bool[np.ndarray, "positions depth"]]:
-    """The same for the trees that the draft is most confident of (EAGLE-2: Li et al. 2024, arXiv 2406.16858, section 4).
-
-    The value of a text is the product of the draft's probabilities. At each depth, the ``width`` texts of highest value get their ``width``
-    most probable children. The texts of highest value form the tree: one tree for each number of ``nodes``.
-    """
+    """The same for the trees that the draft is most confident of (`ConfidentTree`): one tree for each number of ``nodes``."""
     decoder, agreements = draft.decoder(), list[list[np.ndarray]]()
     for prompt, answer, places in _parts(prompts, answers, width):
-        count, beams = len(places), 1
+        count = len(places)
         cache, token = prefill_everywhere(decoder, prompt, answer, depth, places)
         padded = torch.tensor([*answer, *[-1] * depth][places.start :], device=draft.device)
-        first = torch.arange(count, device=draft.device)[:, None]
-        value, agrees = torch.ones_like(first, dtype=torch.float64), torch.ones_like(first, dtype=torch.bool)
+        agrees = torch.ones(count, 1, dtype=torch.bool, device=draft.device)
         values, written = list[torch.Tensor](), list[torch.Tensor]()  # of all texts, and of the answer's text, by depth
         numbers = list[torch.Tensor]()  # of the answer's text among all texts, by depth
-        for level in range(depth):
-            probs = to_probs(cache.extend(token[:, None])[:, 0], sampling).view(count, beams, -1)
-            chances, children = probs.topk(min(width, sampling.top_k or width, probs.shape[-1]), -1)
-            value = (value[..., None] * chances).flatten(1)
-            agrees = (agrees[..., None] & (children == padded[level : level + count, None, None])).flatten(1)
+        logits = cache.extend(token[:, None])[:, 0]
+        for before, level in enumerate(grow(cache, logits, sampling, depth, width)):
+            agrees = agrees.gather(1, level.parent) & (level.token == padded[before : before + count, None])
             numbers.append(sum(known.shape[1] for known in values) + agrees.int().argmax(1))
-            values.append(value)
-            written.append((value * agrees).amax(1))
-            value, best = value.topk(min(width, value.shape[1]), -1)
-            agrees, token = agrees.gather(1, best), children.flatten(1).gather(1, best).flatten()
-            if level + 1 < depth:
-                cache.take((first * beams + best // children.shape[-1]).flatten().tolist())
-                beams = best.shape[1]
+            values.append(level.value)
+            written.append((level.value * agrees).amax(1))
         every, by_depth = torch.cat(values, 1)[:, None], torch.stack(written, 1)
         # Of two texts of one value the shorter comes first: a child may be as probable as its parent.
         is_earlier = torch.arange(every.shape[-1], device=every.device) < torch.stack(numbers, 1)[..., None]

@@ -18,6 +18,7 @@ from draftlab.core.verify.single import single
 from draftlab.core.verify.token import TokenVerifier
 from draftlab.core.verify.tree import TreeVerifier
 from draftlab.engine.batched import BatchedPair
+from draftlab.engine.confidence import ConfidentTree
 from draftlab.engine.generate import GREEDY, batches, check_requests
 from draftlab.engine.loop import Step, Timed, steps
 from draftlab.engine.policy import make_policy
@@ -102,13 +103,14 @@ def speculate(
     generator: Generator | None = None,
     observe: BlockObserver | None = None,
     batch: int | None = None,
-    tree: Tree | None = None,
+    tree: Tree | ConfidentTree | None = None,
 ) -> Decoded:
     """Decode ``batch`` prompts at a time (default: all) with ``num_drafts`` drafted sequences per request.
 
     ``verifier`` is a value of ``core.verify.VERIFIERS``; ``tail`` verifies the rest of a sequence once it is the only one left. ``draft`` is
     one model, or one per sequence; ``draft_sampling`` is that of all sequences, or of each (default: like the target). The sequences of a
-    ``tree`` share prefixes; without a tree, they share nothing. A ``Medusa`` draft guesses a tree of depth ``draft_len`` with ``num_drafts``
+    ``tree`` share prefixes; without a tree, they share nothing. A ``ConfidentTree`` grows anew for each block; its ``nodes`` are
+    ``num_drafts``, because it may have as many leaves. A ``Medusa`` draft guesses a tree of depth ``draft_len`` with ``num_drafts``
     leaves, whose siblings are distinct, as ``rrs`` and ``greedy`` expect. An answer ends with its first end-of-text token or at exactly
     ``max_new_tokens``. ``UserError`` for a ``draft_len`` below 1, different vocabularies, a prompt that leaves no room, a verifier that does
     not fit the drafts, or sampling without a generator.

@@ -64,7 +64,7 @@ def verify_sequences(
     - `generator`: draws the outcome.
     - `tail`: verifies the rest of a sequence once it is the only one left; the rest is still a draft given the emitted prefix.
     - `truncated`: whether top-k or top-p left few tokens; only these are then given to the verifier.
-    - `tree`: its paths to the leaves are the sequences; a token that several of them share is one draft.
+    - `tree`: one, or one for each row; its paths to the leaves are the sequences, and a token that several of them share is one draft.
 
     **Returns:** the accepted tokens of each row, and the token after them.
     """
@@ -80,7 +80,7 @@ def verify_sequences(
                 target, draft, rest = (table[alone, last, depth:] for table in (target_probs, draft_probs, tokens))
                 more, token[alone] = tail.sample(target, draft, rest, generator, check=False)
                 accepted[alone] += more
-        drafted = active if tree is None else active & tree.is_drawn[:, depth].to(active.device)
+        drafted = active if tree is None else active & tree.is_drawn[..., depth].to(active.device)
         voters = _voters(verifier, drafted, tokens[..., depth]) & (token < 0)[:, None]
         counts = voters.sum(-1)
         for count in range(1, drafts + 1):
@@ -98,10 +98,10 @@ def verify_sequences(
                 emitted = ids.gather(1, emitted[:, None])[:, 0]
             agrees = active[rows] & (tokens[rows, :, depth] == emitted[:, None])
             if tree is not None:
-                agrees &= tree.exists[:, depth].to(active.device)
+                agrees &= tree.exists[..., depth].to(active.device).expand_as(active)[rows]
                 if verifier.drafting in DISTINCT:
                     chosen = (voters[rows] & agrees).int().argmax(-1)
-                    agrees &= _below(tree, depth, chosen)
+                    agrees &= _below(tree.first[..., depth].to(active.device).expand(active.shape)[rows], chosen)
             goes_on = agrees.any(-1)
             active[rows[goes_on]] = agrees[goes_on]
             accepted[rows[goes_on]] += 1
@@ -115,10 +115,9 @@ def verify_sequences(
     return Outcome(path, accepted, token)
 
 
-def _below(tree: Tree, depth: int, leaf: Int64[Tensor, " rows"]) -> Bool[Tensor, "rows leaves"]:
-    """Which leaves share the node of ``leaf`` at this depth. Below a sibling that repeats its token there is no other draft."""
-    first = tree.first[:, depth].to(leaf.device)
-    return first == first[leaf][:, None]
+def _below(first: Int64[Tensor, "rows leaves"], leaf: Int64[Tensor, " rows"]) -> Bool[Tensor, "rows leaves"]:
+    """Which leaves share the node of ``leaf``: their ``first`` leaf is the same. Below a sibling that repeats its token there is no other draft."""
+    return first == first.gather(1, leaf[:, None])
 
 
 def sequences_distribution(
@@ -144,7 +143,7 @@ def sequences_distribution(
         for token, chance in enumerate(emitted.tolist()):
             agrees = exists & (tokens[:, depth] == token) if bool(voters.any()) else torch.zeros_like(active)
             if tree is not None and verifier.drafting in DISTINCT and bool(agrees.any()):
-                agrees &= _below(tree, depth, (voters & agrees)[None].int().argmax(-1))[0]
+                agrees &= _below(tree.first[None, :, depth], (voters & agrees)[None].int().argmax(-1))[0]
             if chance > 0 and bool(agrees.any()):
                 descend((*prefix, token), agrees, reached * chance)
             elif chance > 0:
