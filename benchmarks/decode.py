@@ -24,7 +24,9 @@ import torch
 from benchmarks import Turns, run, show, take_turns
 from benchmarks.online import decode_as_the_repository
 from draftlab.core.settings import Count, Dtype, Flat, Template
+from draftlab.core.verify.sampled import ranked
 from draftlab.data.prompts import Prompt
+from draftlab.engine.confidence import ConfidentTree
 from draftlab.engine.generate import generate
 from draftlab.engine.recording import record
 from draftlab.engine.replay import replay
@@ -47,13 +49,17 @@ TEXTS = (
     "Explain in one sentence why the sky is blue.",
 )
 
+WIDTH = 8
+"""The most texts that a tree extends at each depth."""
+
 Contender = Callable[[], list[list[int]]]
 
 
 class DecodeBench(Turns):
     """A few requests at a fixed draft length.
 
-    ``dtype`` is that of our weights, ``their_dtype`` that of transformers and of the repository's loop.
+    ``dtype`` is that of our weights, ``their_dtype`` that of transformers and of the repository's loop. ``nodes`` is the number of drafted
+    tokens of a tree by the draft's confidence; each number is a contender.
     """
 
     template: Template = "vicuna_v1.1"
@@ -61,6 +67,7 @@ class DecodeBench(Turns):
     draft_len: Count = 5
     max_new_tokens: Count = 64
     batch: tuple[Count, ...] = (8,)
+    nodes: tuple[Count, ...] = ()
     dtype: Dtype = "float32"
     their_dtype: Literal["float32", "bfloat16"] = "float32"
 
@@ -142,6 +149,12 @@ def _contenders(
         decoded = speculate(target, draft, prompts, draft_len=draft_len, batch=size, **limits)
         return [trace.answer_ids for trace in decoded.traces]
 
+    def trees(nodes: int) -> list[list[int]]:
+        shape: dict[str, Any] = {"draft_len": draft_len, "num_drafts": nodes, "verifier": ranked}
+        tree = ConfidentTree(nodes, draft_len, width=min(nodes, WIDTH))
+        decoded = speculate(target, draft, prompts, batch=1, tree=tree, **shape, **limits)
+        return [trace.answer_ids for trace in decoded.traces]
+
     def transformers(assistant: Any | None) -> list[list[int]]:
         return [_hub_answer(hub_target, assistant, prompt, eos_ids, max_new_tokens) for prompt in prompts]
 
@@ -170,6 +183,7 @@ def _contenders(
     }
     for batch in settings.batch:
         contenders |= {f"plain, batch {batch}": partial(plain, batch), f"loop, batch {batch}": partial(loop, batch)}
+    contenders |= {f"trees of {nodes} tokens": partial(trees, nodes) for nodes in settings.nodes}
     return contenders | {"replay": replayed}
 
 
