@@ -1042,6 +1042,8 @@ def test_a_verdict_replaces_none_of_other_settings(tmp_path: Path, monkeypatch: 
         *({"hardware": str(one)} for one in (shipped, tmp_path / "first/mine.yaml", tmp_path / "second/mine.yaml")),
         *({"trace": tmp_path / folder / "mine.jsonl"} for folder in ("first", "second")),
         *({"template": template} for template in ("plain", "own")),
+        {"answer_tokens": 32},
+        {"scale": "smollm2"},
         *({"temperature": 1, "top_p": top_p} for top_p in (1, 0.9, 0.95)),
         {"temperature": 1, "template": "plain", "hardware": shipped, "load": "4/s"},
     ]
@@ -1053,7 +1055,7 @@ def test_a_verdict_replaces_none_of_other_settings(tmp_path: Path, monkeypatch: 
     assert folders[-1] == tmp_path / "out/temperature_1/template_plain" / f"hardware_{shipped}" / "load_4"
     assert run(replace(settings[1], load="4"), tmp_path / "out")[0][0] == folders[1]
     names = [verdict_command._name(one, "") for one in settings]
-    assert len({*names}) == 5, "the runs of another template, and of another top-p, record their own answers"
+    assert len({*names}) == 7, "runs of another template, top-p, limit of answers or scale record their own answers"
 
 
 @pytest.mark.parametrize(

@@ -421,6 +421,8 @@ def _asked(settings: VerdictSettings) -> list[str]:
         "temperature": f"{settings.temperature:g}" if settings.temperature else None,
         **{cut: f"{value:g}" for cut, value in _cuts(settings).items()},
         "template": settings.template,
+        "answer_tokens": settings.answer_tokens,
+        "scale": None if settings.scale == VerdictSettings.scale else settings.scale,
         "hardware": _named(settings.hardware),
         "load": None if rate is None else f"{rate:.15g}",
         "trace": _named(settings.trace),
