@@ -412,6 +412,10 @@ def test_real_model_with_its_first_layers_as_draft(shared: Path) -> None:
             "2 drafts from one model at temperature 0",
         ),
         (
+            {"num_drafts": 2, "verifier": "ranked", "sampling": Sampling(1.0), "tail": PATH_VERIFIERS["block"]},
+            "block verifies drawn tokens",
+        ),
+        (
             {"tree": ConfidentTree(3, 4, 2), "num_drafts": 3, "verifier": "rrs", "sampling": Sampling(1.0)},
             "rrs needs random drafts",
         ),

@@ -122,6 +122,9 @@ def make_policy(
     if isinstance(tree, ConfidentTree) and policy.drafting != "ranked":
         what = f"{verifier.name} needs random drafts, but a tree by confidence has the most probable ones"
         raise UserError(what, remedy="verify it with ranked")
+    if tail is not None and policy.drafting == "ranked":
+        what = f"{tail.name} verifies drawn tokens, but {verifier.name} drafts the most probable ones"
+        raise UserError(what, remedy="give no tail")
     if tree is not None:
         if models > 1 or len(set(samplings)) > 1:
             raise UserError("a tree has only one kind of draft", remedy="give one model and one draft sampling")

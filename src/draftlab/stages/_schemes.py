@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     LiveScheme = str
 else:
     TAILS = tuple(name for name in PATHS if name not in TOKENS)
-    WITH_TAIL = (f"{name}+{tail}" for name in TOKENS for tail in TAILS)
+    # A tail verifies drawn tokens, and ranked ones are not drawn.
+    WITH_TAIL = (f"{name}+{tail}" for name in TOKENS if name != "ranked" for tail in TAILS)
     Verifier = Literal[TOKENS + TREES]
     Scheme = Literal[TOKENS + names("stages.acceptance", "PATHS")]
     LiveScheme = Literal["plain", *TOKENS, *TAILS, *TREES, *WITH_TAIL]
