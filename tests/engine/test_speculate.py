@@ -440,6 +440,8 @@ def test_a_model_whose_numbers_overflow_is_refused_at_temperature_0_too() -> Non
     for drafts, verifier in (([DRAFT], "single"), ([DRAFT, near(DRAFT, 0.1)], "specinfer")):
         with pytest.raises(UserError, match="logits"):
             decode(target=broken, draft=drafts, num_drafts=len(drafts), verifier=verifier)
+        with pytest.raises(UserError, match="logits"):
+            decode(draft=[broken, *drafts[1:]], num_drafts=len(drafts), verifier=verifier)
     recorded = record(TARGET, REQUESTS[:2], max_new_tokens=3, eos_ids=())
     with pytest.raises(UserError, match="logits"):
         replay(broken, recorded, 2)

@@ -6,6 +6,7 @@ import gc
 import weakref
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 import torch
@@ -44,6 +45,27 @@ def test_torch_and_llama_cpp_agree(tmp_path: Path) -> None:
         model.extend([1] * 200)
     with pytest.raises(ValueError, match="cannot trim"):
         model.trim(10**6)
+
+
+@pytest.mark.parametrize("engine", ["torch", "llama.cpp"])
+def test_broken_logits_choose_no_token_and_no_tokens_are_not_read(engine: str, tmp_path: Path) -> None:
+    write_toy(tmp_path / "target", num_hidden_layers=2)
+    if engine == "torch":
+        model = open_torch(tmp_path / "target", ON_TORCH, EngineOptions(context_length=64))
+        dict(model.model.named_parameters())["norm"].data[3] = np.nan
+        model.encode([0])
+    else:
+        export(tmp_path / "target", tmp_path / "target.gguf", vocabulary=False)
+        tensors = gguf.GGUFReader(tmp_path / "target.gguf", "r+").tensors
+        next(tensor for tensor in tensors if tensor.name == "output_norm.weight").data[3] = np.nan
+        model = LlamaCpp(tmp_path / "target.gguf")
+    for choose in (model.greedy, model.guess, lambda tokens: model.guess(tokens, 0.5)):
+        with pytest.raises(UserError, match="logits.* hold NaN"):
+            choose([1, 5])
+    for read in (model.prefill, model.extend, model.greedy, model.guess):
+        with pytest.raises(UserError, match="no tokens to read"):
+            read([])
+    model.close()
 
 
 def test_speculative_text_in_torch(tmp_path: Path) -> None:

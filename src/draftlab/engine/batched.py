@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Generator, Tensor
 
-from draftlab.core.sampling import DISTINCT, Drafting, Sampling, draft_tokens, ranked_tokens, to_probs
+from draftlab.core.sampling import DISTINCT, Drafting, Sampling, draft_tokens, most_probable, ranked_tokens, to_probs
 from draftlab.core.tree import Tree
 from draftlab.engine.confidence import ConfidentTree, grow, grown_tree
 from draftlab.engine.loop import Verification, agreed
@@ -194,7 +194,7 @@ def _propose(writer: ModelRows, samplings: Sequence[Sampling], length: int, poli
         if depth:
             logits = writer.cache.extend(tokens[-1].view(-1, 1))[:, 0]
         if is_greedy and drafts == 1:
-            tokens.append(logits.argmax(-1)[:, None])
+            tokens.append(most_probable(logits)[:, None])
             continue
         by_draft = logits.view(-1, drafts, logits.shape[-1])
         if is_greedy:

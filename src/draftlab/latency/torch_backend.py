@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from jaxtyping import Float32, Int
 
+from draftlab.core.sampling import most_probable
 from draftlab.errors import UserError
 from draftlab.latency.settings import Engine
 from draftlab.latency.shapes import random_model
@@ -44,6 +45,8 @@ class TorchBackend:
             return cache.extend(torch.tensor(tokens, device=self.model.device))
 
     def _append(self, tokens: Sequence[int]) -> torch.Tensor:
+        if not tokens:
+            raise UserError("no tokens to read", remedy="give one or more")
         if len(self.tokens) + len(tokens) > self.context_length:
             raise UserError(
                 f"{len(self.tokens) + len(tokens)} tokens do not fit the context of {self.context_length}",
@@ -60,7 +63,7 @@ class TorchBackend:
         return np.asarray(self._append(tokens).float().cpu().numpy())
 
     def greedy(self, tokens: Sequence[int]) -> Int[np.ndarray, " tokens"]:
-        return np.asarray(self._append(tokens).argmax(-1).cpu().numpy())  # waits for the GPU
+        return np.asarray(most_probable(self._append(tokens)).cpu().numpy())  # waits for the GPU
 
     def guess(self, tokens: Sequence[int], min_prob: float = 0.0) -> int | None:
         return confident_argmax(self.prefill(tokens), min_prob)

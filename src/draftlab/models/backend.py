@@ -98,9 +98,17 @@ class LatencyBackend(Protocol):
     def close(self) -> None: ...
 
 
+def argmax(logits: Logits) -> Int[np.ndarray, " tokens"]:
+    """The token with the largest logit in each row; NaN or +inf logits are a ``UserError``, because the maximum would be the place of a NaN."""
+    best = logits.argmax(axis=-1)
+    if not np.isfinite(logits[np.arange(len(best)), best]).all():
+        raise UserError("logits hold NaN, +inf or no finite value", remedy="check the model and its weights")
+    return np.asarray(best)
+
+
 def confident_argmax(logits: Float32[np.ndarray, " vocab"], min_prob: float) -> int | None:
     """The token with the largest logit, or None if its probability is below ``min_prob``."""
-    best = int(logits.argmax())
+    (best,) = argmax(logits[None]).tolist()
     return None if min_prob and min_prob * float(np.exp(logits - logits[best]).sum()) > 1 else best
 
 

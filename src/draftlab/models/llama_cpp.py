@@ -22,7 +22,7 @@ import numpy as np
 from jaxtyping import Float32, Int
 
 from draftlab.errors import UserError
-from draftlab.models.backend import ENCODER_PROMPT, EngineOptions, Logits, confident_argmax
+from draftlab.models.backend import ENCODER_PROMPT, EngineOptions, Logits, argmax, confident_argmax
 from draftlab.models.gguf import INFLATED_KEY, VOCABULARY_KEY
 from draftlab.models.trimmed import HEAD_TOKENS, TABLE_DIGEST, read_head
 
@@ -109,7 +109,7 @@ class LlamaCpp:
         self._run(lib.llama_encode, prompt, range(len(prompt)), [every] * len(prompt), None)
 
     def prefill(self, tokens: Sequence[int]) -> Float32[np.ndarray, " vocab"]:
-        for start in range(0, len(tokens), self._batch_size):
+        for start in range(0, len(tokens) or 1, self._batch_size):
             logits = self._append(tokens[start : start + self._batch_size], only_last=True)
         return np.asarray(logits[0])
 
@@ -117,8 +117,8 @@ class LlamaCpp:
         return self._append(tokens)
 
     def greedy(self, tokens: Sequence[int]) -> Int[np.ndarray, " tokens"]:
-        chosen = self._append(tokens, of_head=True).argmax(axis=-1)
-        return np.asarray(chosen if self.head is None else self.head.kept[chosen])
+        chosen = argmax(self._append(tokens, of_head=True))
+        return chosen if self.head is None else np.asarray(self.head.kept[chosen])
 
     def guess(self, tokens: Sequence[int], min_prob: float = 0.0) -> int | None:
         best = confident_argmax(self._append(tokens, only_last=True, of_head=True)[0], min_prob)
@@ -126,6 +126,8 @@ class LlamaCpp:
 
     def _append(self, tokens: Sequence[int], *, only_last: bool = False, of_head: bool = False) -> Logits:
         """Append ``tokens`` to sequence 0; return the logits after each of them, or after the last."""
+        if not tokens:
+            raise UserError("no tokens to read", remedy="give one or more")
         wanted = [False] * (len(tokens) - 1) + [True] if only_last and len(tokens) > 1 else None
         positions = range(len(self.tokens), len(self.tokens) + len(tokens))
         logits = self.decode(tokens, positions, wanted=wanted, of_head=of_head)
