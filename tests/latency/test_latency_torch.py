@@ -60,7 +60,7 @@ def test_broken_logits_choose_no_token_and_no_tokens_are_not_read(engine: str, t
         next(tensor for tensor in tensors if tensor.name == "output_norm.weight").data[3] = np.nan
         model = LlamaCpp(tmp_path / "target.gguf")
     for choose in (model.greedy, model.guess, lambda tokens: model.guess(tokens, 0.5)):
-        with pytest.raises(UserError, match="logits.* hold NaN"):
+        with pytest.raises(UserError, match=r"logits.* hold NaN"):
             choose([1, 5])
     for read in (model.prefill, model.extend, model.greedy, model.guess):
         with pytest.raises(UserError, match="no tokens to read"):

@@ -44,6 +44,8 @@ def test_a_template_is_that_of_all_who_read_prompts_and_pairs_may_be_of_a_distil
     commands = re.findall(r"draftlab (pretrain target|pretrain draft|record-pairs|answer) (.*?) --out", said, re.S)
     assert len({verb for verb, _ in commands}) == 4
     assert all("--template plain" in words for _, words in commands)
+    for verb, given in commands:  # the answers of recorded pairs are always sampled in one way
+        assert ("--top-p" in given) == (verb == "answer"), verb
     (words,) = (words for words in said.split("draftlab record-pairs ") if distilled in words)
     assert "--draft results/smoke/cells/osd_offline/spider/draft " in words, (
         "the draft that osd_offline distilled on it"

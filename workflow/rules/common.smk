@@ -97,11 +97,11 @@ def code(*modules):
     return plan.code_digest(*(f"draftlab.{module}" for module in modules))
 
 
-def answer_settings(wildcards):
-    """The settings on which the target's answers depend; not where a server is, and how many requests it gets at once."""
+def answer_settings(wildcards, **without):
+    """The settings on which the target's answers depend; not where a server is, and how many requests it gets at once. ``without``: further ones, each None."""
     answers = PAIRS[wildcards.pair].answers
     elsewhere = {"url": None, "batch": None} if answers.url else {}
-    return plan.flags(answers, **elsewhere)
+    return plan.flags(answers, **elsewhere, **without)
 
 
 def server(wildcards, input):

@@ -213,7 +213,9 @@ rule pairs:
     resources:
         **resources_of("pairs"),
     params:
-        settings=answer_settings,
+        settings=lambda wildcards: answer_settings(
+            wildcards, top_k=None, top_p=None, min_p=None
+        ),
         server=server,
         positions=DATA.pairs,
         seed=DATA.seed,

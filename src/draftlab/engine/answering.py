@@ -16,7 +16,7 @@ from draftlab.engine.fitting import fitting
 from draftlab.engine.generate import GREEDY
 from draftlab.engine.recording import Part, TargetPass, collect, record
 from draftlab.engine.server import Server
-from draftlab.engine.settings import Answers
+from draftlab.engine.settings import Answering
 from draftlab.files.digests import code_digest, sha256
 from draftlab.files.json_files import write_jsonl
 from draftlab.files.parts import open_parts
@@ -29,7 +29,7 @@ def answer(
     target: Path,
     prompts: Path,
     requests: int,
-    settings: Answers,
+    settings: Answering,
     *,
     sampling: Sampling = GREEDY,
     seed: int = 0,
@@ -71,7 +71,7 @@ def answer(
     return dataclasses.replace(recorded, engine=engine), rejected
 
 
-def _identity(model: Decodable | Server, target: Path, settings: Answers) -> str:
+def _identity(model: Decodable | Server, target: Path, settings: Answering) -> str:
     """Settings, sizes, weights and code; a server may be restarted at another address."""
     engine = {}
     if isinstance(model, Server):
@@ -109,7 +109,7 @@ def _record_served(
 
 
 @contextlib.contextmanager
-def _open(target: Path, settings: Answers) -> Iterator[Decodable | Server]:
+def _open(target: Path, settings: Answering) -> Iterator[Decodable | Server]:
     """Open the target on its engine."""
     match settings.engine:
         case "transformers":

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from draftlab.data.prompts import Prompt, Rejection
-from draftlab.engine.settings import Answers
+from draftlab.engine.settings import Answering
 from draftlab.errors import UserError
 from draftlab.files.json_files import read_jsonl
 from draftlab.models import Tokenizer
@@ -24,7 +24,7 @@ def encoded(prompts: Path, tokenizer: Tokenizer, template: str) -> Iterator[tupl
 
 
 def fitting(
-    prompts: Path, requests: int, tokenizer: Tokenizer, settings: Answers, context: int
+    prompts: Path, requests: int, tokenizer: Tokenizer, settings: Answering, context: int
 ) -> tuple[list[tuple[str, list[int]]], list[Rejection]]:
     """The first ``requests`` prompts (id, token ids) that leave room for an answer in ``context`` tokens, and those among them that do not."""
     room = context - settings.max_new_tokens

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from draftlab.engine.settings import Answers
+from draftlab.engine.settings import Answering
 from draftlab.errors import UserError
 from draftlab.files.scratch import scratch
 from draftlab.files.seals import verify
@@ -29,7 +29,7 @@ WEIGHTS: dict[str, Weights] = {"float32": "f32", "float16": "f16", "bfloat16": "
 
 
 @contextlib.contextmanager
-def open_gguf(target: Path, settings: Answers) -> Iterator[GgufTarget]:
+def open_gguf(target: Path, settings: Answering) -> Iterator[GgufTarget]:
     """Open a GGUF file, the file from which a folder was made, or an export of the folder."""
     sizes = read_sizes(target)
     if sizes.get("model_type") == "t5":

@@ -17,7 +17,7 @@ from draftlab.core.sampling import Sampling, restrict_pair, to_probs
 from draftlab.core.settings import Flat
 from draftlab.engine import answering
 from draftlab.engine.answers import Answer
-from draftlab.engine.settings import Answers
+from draftlab.engine.settings import Answering
 from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_path
 from draftlab.files.cells import digests
@@ -83,7 +83,7 @@ def load_all(files: Mapping[str, Path], positions: int, synthetic_seed: int | No
 
 
 def record_file(
-    settings: Flat[Answers], *, target: Path, draft: Path, prompts: Path, positions: int, seed: int = 0, out: Path
+    settings: Flat[Answering], *, target: Path, draft: Path, prompts: Path, positions: int, seed: int = 0, out: Path
 ) -> None:
     """Record target and draft logits along sampled answers (top-k 5, as in MDSS Table 2), and what they were made from.
 

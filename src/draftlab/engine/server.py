@@ -20,7 +20,7 @@ from urllib3 import PoolManager, Retry, Timeout
 from urllib3.exceptions import HTTPError
 
 from draftlab.core.sampling import Sampling
-from draftlab.engine.settings import API_KEY, Answers
+from draftlab.engine.settings import API_KEY, Answering
 from draftlab.errors import UserError
 from draftlab.files.hub import PASSING
 from draftlab.models import Tokenizer
@@ -49,7 +49,7 @@ Step = tuple[int, dict[int, float]]
 class Server:
     """One model on one server. ``description``: model, server and version as the server reports them."""
 
-    def __init__(self, target: Path, settings: Answers) -> None:
+    def __init__(self, target: Path, settings: Answering) -> None:
         self._settings, self._url = settings, settings.url.rstrip("/")
         self._key = os.environ.get(API_KEY, "")
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}

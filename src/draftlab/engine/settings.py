@@ -68,8 +68,8 @@ API_KEY = "DRAFTLAB_API_KEY"
 """The environment variable with the key of a server."""
 
 
-class Answers(Settings):
-    """How the target answers, for the recorded pass that every variant shares."""
+class Answering(Settings):
+    """How the target answers, whatever the distribution that its tokens are drawn from."""
 
     engine: Literal["transformers", "llama_cpp", "openai"] = Field(
         "transformers",
@@ -81,18 +81,6 @@ class Answers(Settings):
     template: Template = Field(
         "vicuna_short",
         description="how a prompt is written as text. vicuna_v1.1: as Vicuna reads it; vicuna_short: that without the system text; plain: as it is; own: in the target's chat template; rendered: prompts are in it already",
-    )
-    top_k: NonNegativeInt = Field(
-        0, description="above temperature 0: tokens are drawn from so many of the most probable ones; 0: from all"
-    )
-    top_p: float = Field(
-        1.0, gt=0, le=1, description="above temperature 0: tokens are drawn from the most probable ones of this mass"
-    )
-    min_p: float = Field(
-        0.0,
-        ge=0,
-        le=1,
-        description="above temperature 0: no token less than so many times as probable as the most probable one",
     )
     batch: int = Field(gt=0, default=64, description="most requests to answer at once")
     batch_tokens: int = Field(
@@ -109,14 +97,8 @@ class Answers(Settings):
     )
     device: Device = Field("cpu", description="where the models run")
 
-    def sampling(self, temperature: float) -> Sampling:
-        """How the target samples at a temperature; at 0 it cuts nothing off."""
-        from draftlab.core.sampling import Sampling
-
-        return Sampling(temperature, self.top_k or None, self.top_p, self.min_p) if temperature else Sampling(0.0)
-
     @model_validator(mode="after")
-    def _check(self) -> Answers:
+    def _check(self) -> Answering:
         if (self.engine == "openai") != bool(self.url):
             raise ValueError("url is the address of the server for engine openai: give both or neither")
         parts = urlsplit(self.url)
@@ -125,3 +107,26 @@ class Answers(Settings):
         ):
             raise ValueError(f"url is not a plain http(s) address; a key goes into the environment variable {API_KEY}")
         return self
+
+
+class Answers(Answering):
+    """How the target answers, for the recorded pass that every variant shares."""
+
+    top_k: NonNegativeInt = Field(
+        0, description="above temperature 0: tokens are drawn from so many of the most probable ones; 0: from all"
+    )
+    top_p: float = Field(
+        1.0, gt=0, le=1, description="above temperature 0: tokens are drawn from the most probable ones of this mass"
+    )
+    min_p: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="above temperature 0: no token less than so many times as probable as the most probable one",
+    )
+
+    def sampling(self, temperature: float) -> Sampling:
+        """How the target samples at a temperature; at 0 it cuts nothing off."""
+        from draftlab.core.sampling import Sampling
+
+        return Sampling(temperature, self.top_k or None, self.top_p, self.min_p) if temperature else Sampling(0.0)
