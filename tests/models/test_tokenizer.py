@@ -180,6 +180,21 @@ def test_special_tokens_of_a_template_are_special_and_those_of_a_user_are_text(t
         assert tokenizer.encode_prompt(text, "own") == [BOS, *trained.encode(text), EOS]
 
 
+@pytest.mark.parametrize("single", ["<s> $A", "</s> $A", "$A </s>", "<s> $A </s>"])
+def test_what_the_model_adds_stays_where_it_adds_it(trained, single):
+    """OPT's first token is its end-of-text token, BART has one on either side, and T5 ends with it."""
+    backend = tokenizers.Tokenizer.from_str(trained.backend.to_str())
+    special = [(name, number) for name, number in (("<s>", BOS), ("</s>", EOS)) if name in single]
+    backend.post_processor = tokenizers.processors.TemplateProcessing(single=single, special_tokens=special)
+    backend.encode_special_tokens = True
+    tokenizer = dataclasses.replace(trained, backend=backend)
+    talk = [{"role": role, "content": role} for role in ("user", "assistant", "user")]
+    before, after = ([number for name, number in special if name in part] for part in single.split("$A"))
+    found = tokenizer.encode_prompt(talk, "vicuna_short")
+    text = [*trained.encode("USER: user ASSISTANT: assistant"), EOS, *trained.encode("USER: user ASSISTANT:")]
+    assert found == [*before, *text, *after]
+
+
 @pytest.mark.parametrize(
     ("config", "want"),
     [

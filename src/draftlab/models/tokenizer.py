@@ -71,10 +71,16 @@ class Tokenizer:
             if after and added[int(after[0])].lstrip:
                 text = text.rstrip()
             ids += self.encode(text)
-        around = list(self.backend.encode("").ids)
-        if around == ids[: len(around)]:  # the template wrote bos itself
-            return ids
-        return [*ids, *around] if around and around[-1] in self.eos_ids else [*around, *ids]
+        begin, end = self._added()
+        if begin == ids[: len(begin)]:  # the template wrote bos itself
+            begin = []
+        return [*begin, *ids, *end]
+
+    def _added(self) -> tuple[list[int], list[int]]:
+        """The special tokens that the model adds before a text, and those after it."""
+        encoded = self.backend.encode("x")
+        text = [place for place, special in enumerate(encoded.special_tokens_mask) if not special] or [len(encoded)]
+        return list(encoded.ids[: text[0]]), list(encoded.ids[text[-1] + 1 :])
 
     def _special_pieces(self, text: str) -> list[str | int]:
         """A template's text, split into texts and ids of special tokens."""
