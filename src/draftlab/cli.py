@@ -44,7 +44,11 @@ def answer(
     """
     from draftlab.engine import answering
     from draftlab.engine.answers import loops
+    from draftlab.engine.recording import is_pass
+    from draftlab.files.atomic import check_replaceable
 
+    out = out.absolute()
+    check_replaceable(out, is_pass)  # before hours of answers
     parts = out.parent / f".{out.name}.parts"
     recorded, rejected = answering.answer(
         target, prompts, requests, settings, sampling=settings.sampling(temperature), context=context, parts=parts

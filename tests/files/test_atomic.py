@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -157,13 +158,72 @@ def test_a_linked_file_keeps_its_mode(tmp_path: Path) -> None:
 def test_a_link_to_a_folder_stays_a_link(tmp_path: Path) -> None:
     """Hours of training must not end with: cannot call rmtree on a symbolic link."""
     (tmp_path / "large disk").mkdir()
-    (tmp_path / "large disk/old").touch()
+    (tmp_path / "large disk/config.json").touch()
     for name, to in (("out", "large disk"), ("new", "not there yet")):
         (tmp_path / name).symlink_to(tmp_path / to)
         with atomic_dir(tmp_path / name) as folder:
             (folder / "model").touch()
         assert [file.name for file in (tmp_path / to).iterdir()] == ["model"]
         assert (tmp_path / name).is_symlink()
+
+
+@pytest.mark.parametrize("name", ["mine", ".", "..", "mine/inside/.."])
+def test_a_folder_with_other_files_is_not_replaced(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine/inside").mkdir(parents=True)
+    (tmp_path / "mine/notes.txt").touch()
+    monkeypatch.chdir(tmp_path / {".": "mine", "..": "mine/inside"}.get(name, ""))
+    with pytest.raises(UserError, match=r"it holds (inside|notes\.txt), which would be lost"), atomic_dir(name):
+        pytest.fail("it was begun")
+    assert (tmp_path / "mine/notes.txt").exists()
+
+
+@pytest.mark.parametrize("names", [[], ["config.json", "model.safetensors", "tokenizer.json"], ["sealed.json", "x"]])
+def test_a_folder_that_was_written_before_is_replaced(names: list[str], tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    for name in names:
+        (tmp_path / "out" / name).touch()
+    with atomic_dir(tmp_path / "out") as folder:
+        (folder / "new").touch()
+    assert [file.name for file in (tmp_path / "out").iterdir()] == ["new"]
+    assert [file.name for file in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_kill_while_the_folder_before_is_deleted_leaves_a_whole_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "out").mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / "out" / name).touch()
+    delete = shutil.rmtree
+
+    def killed(path: Path, **given: Any) -> None:
+        if (path / "config.json").exists():
+            (path / "config.json").unlink()
+            raise SystemExit(143)
+        delete(path, **given)
+
+    monkeypatch.setattr(shutil, "rmtree", killed)
+    with pytest.raises(SystemExit), atomic_dir(tmp_path / "out") as folder:
+        (folder / "new").touch()
+    assert [file.name for file in (tmp_path / "out").iterdir()] == ["new"]
+
+
+def test_two_processes_may_write_one_folder_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second renames its folder between the two steps of the first."""
+    rename = Path.replace
+    late = iter(["second"])
+
+    def replace(self: Path, to: Path) -> Path:
+        if name := next(late, None):
+            to.mkdir()
+            (to / name).touch()
+        return rename(self, to)
+
+    monkeypatch.setattr(Path, "replace", replace)
+    with atomic_dir(tmp_path / "out") as folder:
+        (folder / "first").touch()
+    assert [file.name for file in (tmp_path / "out").iterdir()] == ["first"]
+    assert [file.name for file in tmp_path.iterdir()] == ["out"]
 
 
 def test_a_file_is_not_taken_for_a_folder_nor_a_folder_for_a_file(tmp_path: Path) -> None:

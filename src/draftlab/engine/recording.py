@@ -22,7 +22,7 @@ from draftlab.engine.answers import Answer
 from draftlab.engine.generate import GREEDY, generate
 from draftlab.engine.settings import WHOLE_VOCAB
 from draftlab.errors import UserError
-from draftlab.files.atomic import atomic_dir, atomic_path
+from draftlab.files.atomic import SEAL, atomic_dir, atomic_path
 from draftlab.files.json_files import read_jsonl, read_object, write_json, write_jsonl
 from draftlab.files.seals import seal, verify
 from draftlab.models import Decodable
@@ -99,12 +99,17 @@ class TargetPass:
         """Write answers.jsonl, distributions.safetensors and pass.json, whole or not at all."""
         if self.begins is not None:
             raise ValueError("a pass in another order shares its tensors: save the one that was recorded")
-        with atomic_dir(folder, sum(tensor.nbytes for tensor in self.tensors.values())) as temporary:
+        with atomic_dir(folder, sum(tensor.nbytes for tensor in self.tensors.values()), is_pass) as temporary:
             write_jsonl(temporary / "answers.jsonl", self.answers)
             save_file(self.tensors, temporary / "distributions.safetensors")
             settings = {"sampling": dataclasses.asdict(self.sampling), "vocab_size": self.vocab_size}
             write_json(temporary / "pass.json", settings | {"forwards": self.forwards, "engine": self.engine})
             seal(temporary)
+
+
+def is_pass(names: set[str]) -> bool:
+    """Whether a folder has the files of a recorded pass alone, which another one may replace."""
+    return names <= {"answers.jsonl", "distributions.safetensors", "pass.json", "rejected.jsonl", SEAL, ".DS_Store"}
 
 
 def on_head(logits: Float[Tensor, "positions vocab"], head: Int[Tensor, " head"]) -> Float[Tensor, "positions columns"]:

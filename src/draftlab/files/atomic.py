@@ -17,6 +17,14 @@ UMASK = os.umask(0o077)
 os.umask(UMASK)
 FULL = re.compile(r"No space left on device|Disk quota exceeded|os error (28|122)\b|\d+ requested and \d+ written")
 """How safetensors, numpy and other libraries report a full disk."""
+SEAL = "sealed.json"
+"""In a folder that draftlab wrote: its seal (``files.seals``)."""
+OF_A_MODEL = re.compile(
+    r".*\.safetensors(\.index\.json)?|model\.gguf|additional_chat_templates|chat_template\.jinja|\.DS_Store"
+    r"|((generation_)?config|tokenizer(_config)?|special_tokens_map|added_tokens|vocab)\.json"
+    r"|(tokenizer|spiece)\.model|(merges|vocab)\.txt"
+)
+"""The names of files in a model folder."""
 
 
 def is_first_process() -> bool:
@@ -47,18 +55,19 @@ def atomic_path(path: Path | str, needs: int = 0) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def atomic_dir(path: Path | str, needs: int = 0) -> Iterator[Path]:
+def atomic_dir(path: Path | str, needs: int = 0, ours: Callable[[set[str]], bool] | None = None) -> Iterator[Path]:
     """Yield a temporary folder beside ``path``, which replaces it on success, as ``atomic_path`` does for a file.
 
     Where ``path`` is a link, the folder that it leads to is replaced.
 
-    **Raises:** ``UserError`` if ``path`` is a file.
+    **Raises:** ``UserError`` if ``path`` is a file, or a folder with files that would be lost (``check_replaceable``).
     """
     final = Path(path)
-    if final.is_symlink():
+    if final.is_symlink() or final.name in ("", ".."):  # "." has no name
         final = final.resolve()
     if final.is_file():
         raise UserError("a file, not a folder", file=path, remedy="name a new folder")
+    check_replaceable(final, ours)
     with contextlib.ExitStack() as cleanup, _room_beside(final, needs):
         temporary = Path(tempfile.mkdtemp(prefix=f".{final.name}.", dir=final.parent))
         cleanup.callback(shutil.rmtree, temporary, ignore_errors=True)
@@ -68,19 +77,43 @@ def atomic_dir(path: Path | str, needs: int = 0) -> Iterator[Path]:
             if file.is_file() and not file.is_symlink() and file.stat().st_nlink == 1:  # a linked file is not ours
                 file.chmod(0o666 & ~UMASK)
                 _flush(file)
-        if final.exists():
-            shutil.rmtree(final)
-        temporary.replace(final)
+        _swap(temporary, final)
 
 
-def check_replaceable(folder: Path, ours: Callable[[set[str]], bool]) -> None:
+def _swap(temporary: Path, final: Path) -> None:
+    """Rename a folder to ``final``. What was there moves aside first: a kill while it is deleted would leave a part of it."""
+    aside = temporary.with_name(f"{temporary.name}.old")
+    while True:
+        with contextlib.suppress(FileNotFoundError):
+            final.rename(aside)
+        try:
+            temporary.replace(final)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            shutil.rmtree(aside, ignore_errors=True)  # another process wrote the folder meanwhile
+        else:
+            break
+        finally:
+            if aside.exists() and not final.exists():
+                aside.rename(final)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def check_replaceable(folder: Path, ours: Callable[[set[str]], bool] | None = None) -> None:
     """Refuse to replace a folder with files that are not ``ours`` by their names; an empty one or none may be replaced.
+
+    ``ours``: None for a folder with a seal, or with files of a model alone.
 
     **Raises:** ``UserError`` that names one of the files.
     """
-    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    if names and not ours(names):
-        raise UserError(f"it holds {min(names)}, which would be lost", file=folder, remedy="name a new folder")
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set[str]()
+    if ours is not None:
+        lost = set() if ours(names) else names
+    else:
+        lost = {name for name in names if SEAL not in names and not OF_A_MODEL.fullmatch(name)}
+    if lost:
+        raise UserError(f"it holds {min(lost)}, which would be lost", file=folder, remedy="name a new folder")
 
 
 def write_text(path: Path | str, text: str) -> None:

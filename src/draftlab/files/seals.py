@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from draftlab.errors import UserError, printable
-from draftlab.files.atomic import write_text
+from draftlab.files.atomic import SEAL, write_text
 from draftlab.files.digests import sha256
 
-RECORD = "sealed.json"
+RECORD = SEAL
 Entry = tuple[str, int, int]
 """SHA-256, size in bytes, and modification time in ns."""
 

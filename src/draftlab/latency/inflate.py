@@ -39,7 +39,7 @@ def inflate(model: Path, out: Path, *, layers: int, ffn: int | None = None, widt
     - `ffn`: width of its feed-forward parts; without one, it stays as it is
     - `widths`: how many times as many channels its residual stream has: 1, 4, 16 or 64
     """
-    check_replaceable(out, lambda names: "config.json" in names)
+    check_replaceable(out, ours := lambda names: not names or "config.json" in names)
     config = read_config(model)
     if config.get("model_type") != "llama":
         raise UserError("only Llama models can be inflated", file=model, remedy="use a Llama target")
@@ -61,7 +61,7 @@ def inflate(model: Path, out: Path, *, layers: int, ffn: int | None = None, widt
         if trained is not None and trained.ndim == 1:
             trained = trained / np.float32(math.sqrt(widths))
         tensors[name] = _grow(trained, name, shape, rng, scale)
-    with atomic_dir(out) as temporary:
+    with atomic_dir(out, ours=ours) as temporary:
         others = [file.name for file in model.iterdir() if file.suffix in (".json", ".jinja")]
         others = [name for name in others if not name.endswith(".index.json")]
         copy_files(model, temporary, [*others, TOOL_TEMPLATE])

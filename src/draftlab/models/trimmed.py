@@ -99,7 +99,7 @@ def widen(model: Path, out: Path) -> None:
     # demands. One of them has the same value c for every token, and no layer reads or writes it. After the last norm it is 100 c / rms > 0 (rms
     # of the other channels), and a token outside the head has the logit -100 times that. A norm over W' channels equals the norm over W if its
     # weights are multiplied by sqrt(W / W') and its epsilon is reduced by c^2 / W; c^2 = W epsilon / 2 leaves half of epsilon.
-    check_replaceable(out, lambda names: "config.json" in names)
+    check_replaceable(out, ours := lambda names: not names or "config.json" in names)
     config, tensors = _read(model)
     kept, width = tensors.pop(HEAD_TOKENS), config["hidden_size"]
     added, epsilon = math.lcm(BLOCK, config["num_attention_heads"]), config["rms_norm_eps"]
@@ -126,7 +126,7 @@ def widen(model: Path, out: Path) -> None:
         "rms_norm_eps": epsilon / 2 * width / wide,
         "head_tokens": 0,
     }
-    with atomic_dir(out) as temporary:
+    with atomic_dir(out, ours=ours) as temporary:
         write_json(temporary / "config.json", config | changed)
         save_file(widened | {HEAD: head}, temporary / "model.safetensors", metadata={"format": "pt"})
         copy_files(model, temporary, BESIDE)

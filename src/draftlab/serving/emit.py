@@ -424,7 +424,7 @@ def write(pair: Deployment, engines: Sequence[str], out: Path) -> list[EngineFil
     """
     readme = out / README
     earlier = re.findall(r"^## (.+)$", readme.read_text(encoding="utf-8"), re.MULTILINE) if readme.is_file() else []
-    check_replaceable(out, lambda names: names <= {README, *earlier})
+    check_replaceable(out, ours := lambda names: names <= {README, *earlier})
     written = []
     for name in engines or EMITTERS:
         if name not in EMITTERS:
@@ -442,7 +442,7 @@ def write(pair: Deployment, engines: Sequence[str], out: Path) -> list[EngineFil
         + (f"\n```\n{e.command}\n```\n" if e.command else "")
         for e in written
     ]
-    with atomic_dir(out) as folder:
+    with atomic_dir(out, ours=ours) as folder:
         for emitted in written:
             (folder / emitted.file).write_text(emitted.text, encoding="utf-8")
         (folder / README).write_text("\n".join(sections), encoding="utf-8")
