@@ -314,6 +314,24 @@ def test_a_target_without_a_limit_on_a_server_without_a_limit_has_none(
         assert_same(asked(toys, folder), answers(folder))
 
 
+def test_answers_replace_nothing_but_answers(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mistyped folder costs neither its files nor hours of answers."""
+    shutil.copytree(folder / "target", tmp_path / "target")
+    (tmp_path / "notes.txt").touch()
+    monkeypatch.chdir(tmp_path)
+    given = {"target": Path("target"), "prompts": folder / "prompts.jsonl", "requests": 2}
+    how = Answers(max_new_tokens=1, template="plain")
+    real = answering.answer
+    monkeypatch.setattr(answering, "answer", lambda *_, **__: pytest.fail("the target answered"))
+    for out, held in ((".", "notes.txt"), ("target", "config.json")):
+        with pytest.raises(UserError, match=f"it holds {held}, which would be lost"):
+            cli.answer(how, **given, out=Path(out))
+    monkeypatch.setattr(answering, "answer", real)
+    for _ in range(2):
+        cli.answer(how, **given, out=Path("answers"))
+    assert {path.name for path in tmp_path.iterdir()} == {"answers", "notes.txt", "target"}
+
+
 @pytest.mark.parametrize(
     "settings",
     [

@@ -177,7 +177,9 @@ def test_a_folder_with_other_files_is_not_replaced(name: str, tmp_path: Path, mo
     assert (tmp_path / "mine/notes.txt").exists()
 
 
-@pytest.mark.parametrize("names", [[], ["config.json", "model.safetensors", "tokenizer.json"], ["sealed.json", "x"]])
+@pytest.mark.parametrize(
+    "names", [[], ["config.json", "model.safetensors", "tokenizer.json"], ["sealed.json", "x"], [".x.json.a1b2c3_d"]]
+)
 def test_a_folder_that_was_written_before_is_replaced(names: list[str], tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     for name in names:

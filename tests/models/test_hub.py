@@ -253,6 +253,18 @@ def test_weights_outlive_the_hubs_cache(
     assert kept.read_bytes() == WEIGHTS
 
 
+@pytest.mark.parametrize("name", ["opt", "opt/model.gguf", "opt/inside"])
+def test_a_model_is_not_replaced_by_links_to_itself(
+    name: str, opt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=f"it holds the model {name}, which would be lost"):
+        hub.copy_model(name, Path("opt"))
+    with pytest.raises(UserError, match=f"it holds the model {name}, which would be lost"):
+        pretrain.make_tokenizer(Recipe(model=name), out=Path("opt"))
+    assert (opt / "model.safetensors").read_bytes() == WEIGHTS
+
+
 def test_the_weights_of_a_local_folder_are_not_copied(opt: Path, tmp_path: Path) -> None:
     hub.copy_model(str(opt), tmp_path / "copy")
     assert (tmp_path / "copy" / "model.safetensors").readlink() == opt / "model.safetensors"

@@ -109,7 +109,7 @@ class TargetPass:
 
 def is_pass(names: set[str]) -> bool:
     """Whether a folder has the files of a recorded pass alone, which another one may replace."""
-    return names <= {"answers.jsonl", "distributions.safetensors", "pass.json", "rejected.jsonl", SEAL, ".DS_Store"}
+    return names <= {"answers.jsonl", "distributions.safetensors", "pass.json", "rejected.jsonl", SEAL}
 
 
 def on_head(logits: Float[Tensor, "positions vocab"], head: Int[Tensor, " head"]) -> Float[Tensor, "positions columns"]:

@@ -20,11 +20,13 @@ FULL = re.compile(r"No space left on device|Disk quota exceeded|os error (28|122
 SEAL = "sealed.json"
 """In a folder that draftlab wrote: its seal (``files.seals``)."""
 OF_A_MODEL = re.compile(
-    r".*\.safetensors(\.index\.json)?|model\.gguf|additional_chat_templates|chat_template\.jinja|\.DS_Store"
+    r".*\.safetensors(\.index\.json)?|model\.gguf|additional_chat_templates|chat_template\.jinja"
     r"|((generation_)?config|tokenizer(_config)?|special_tokens_map|added_tokens|vocab)\.json"
-    r"|(tokenizer|spiece)\.model|(merges|vocab)\.txt"
+    r"|[\w.-]+\.model|(merges|vocab)\.txt"
 )
 """The names of files in a model folder."""
+LEFT = re.compile(r"\..+\.[a-z0-9_]{8}(\.old)?|\.DS_Store")
+"""The names of what a killed writer leaves, and of what macOS does."""
 
 
 def is_first_process() -> bool:
@@ -107,7 +109,8 @@ def check_replaceable(folder: Path, ours: Callable[[set[str]], bool] | None = No
 
     **Raises:** ``UserError`` that names one of the files.
     """
-    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set[str]()
+    inside = folder.iterdir() if folder.is_dir() else ()
+    names = {path.name for path in inside if not LEFT.fullmatch(path.name)}
     if ours is not None:
         lost = set() if ours(names) else names
     else:

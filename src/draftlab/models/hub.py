@@ -38,6 +38,7 @@ def copy_model(name: str, out: Path) -> None:
     The weights of a local folder are linked.
     """
     name = _without_package(name)
+    check_outside(name, out)
     if is_gguf(name):
         from draftlab.models.gguf_import import write_folder
 
@@ -51,6 +52,13 @@ def copy_model(name: str, out: Path) -> None:
                 link(path.resolve(), folder / path.name)
         _copy_tokenizer(source, folder, name)
         seal(folder)
+
+
+def check_outside(name: str, out: Path) -> None:
+    """Raise ``UserError`` if the model ``name`` lies in the folder ``out``, which is about to be replaced."""
+    source = Path(name).resolve()
+    if out.resolve() in (source, *source.parents):
+        raise UserError(f"it holds the model {name}, which would be lost", file=out, remedy="name a new folder")
 
 
 def copy_tokenizer(name: str, folder: Path) -> None:

@@ -72,6 +72,8 @@ def make_tokenizer(
       own: in the target's chat template; rendered: prompts are in it already
     - `content`: the digest of the files of --model when the run began; if they have changed since, they are refused
     """
+    if recipe.model:
+        hub.check_outside(recipe.model, out)
     with atomic_dir(out) as folder:
         if recipe.model:
             hub.copy_tokenizer(recipe.model, folder)
