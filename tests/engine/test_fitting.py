@@ -77,3 +77,11 @@ def test_the_tools_that_a_prompt_offers_are_read(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "prompts.jsonl", [Prompt("a", "prompts", "train", "How many?", tools=tools)])
     ((_, ids),), _ = fitting(tmp_path / "prompts.jsonl", 1, tokenizer, OWN, 900)
     assert tokenizer.decode(ids) == f"{json.dumps(tools)}How many?"
+
+
+@pytest.mark.parametrize("requests", [0, -1])
+def test_fewer_than_one_request_is_refused(requests: int, tmp_path: Path) -> None:
+    """The first 0 prompts fit no context, and a number below 0 was never reached."""
+    write_jsonl(tmp_path / "prompts.jsonl", [Prompt("a", "prompts", "train", "How many?")])
+    with pytest.raises(UserError, match=f"requests is {requests}"):
+        fitting(tmp_path / "prompts.jsonl", requests, TOKENIZER, OWN, 60)

@@ -27,6 +27,8 @@ def fitting(
     prompts: Path, requests: int, tokenizer: Tokenizer, settings: Answering, context: int
 ) -> tuple[list[tuple[str, list[int]]], list[Rejection]]:
     """The first ``requests`` prompts (id, token ids) that leave room for an answer in ``context`` tokens, and those among them that do not."""
+    if requests < 1:
+        raise UserError(f"requests is {requests}", remedy="give 1 or more")
     room = context - settings.max_new_tokens
     kept: list[tuple[str, list[int]]] = []
     rejected: list[Rejection] = []

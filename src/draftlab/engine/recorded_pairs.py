@@ -95,6 +95,8 @@ def record_file(
     - `seed`: seed of the sampled answers
     - `out`: the file to write
     """
+    if positions < 1:
+        raise UserError(f"positions is {positions}", remedy="give 1 or more")
     shared_tokenizer(target, draft)  # before hours of answers
     # This opens the target and frees it again: two copies do not fit. It answers more prompts than the positions need: with fewer, batches
     # and their draws, and so the texts, would be others.
@@ -102,7 +104,7 @@ def record_file(
     texts, _ = answering.answer(target, prompts, positions, settings, sampling=SAMPLING, seed=seed, context=context)
     target_model, draft_model, _ = load_pair(target, draft, settings.dtype, settings.device)
     record(target_model, draft_model, texts.answers, positions).save(out)
-    write_json(out.with_suffix(".json"), digests(out.parents[2], models=[target, draft], data=[prompts]))
+    write_json(out.with_suffix(".json"), digests(out.parent / "../..", models=[target, draft], data=[prompts]))
 
 
 @torch.inference_mode()
