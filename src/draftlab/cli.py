@@ -54,7 +54,7 @@ def answer(
         target, prompts, requests, settings, sampling=settings.sampling(temperature), context=context, parts=parts
     )
     answering.save(recorded, rejected, out)
-    shutil.rmtree(parts)
+    shutil.rmtree(parts, ignore_errors=True)  # another process with this command may have removed them
     answers = recorded.answers
     print(
         f"{len(answers)} answers, {sum(recorded.lengths)} tokens in {recorded.forwards} forward passes of the target; "

@@ -327,6 +327,13 @@ def test_answers_replace_nothing_but_answers(folder: Path, tmp_path: Path, monke
         with pytest.raises(UserError, match=f"it holds {held}, which would be lost"):
             cli.answer(how, **given, out=Path(out))
     monkeypatch.setattr(answering, "answer", real)
+    save = answering.save
+
+    def saved_beside_another(*written: Any) -> None:
+        save(*written)
+        shutil.rmtree(".answers.parts")
+
+    monkeypatch.setattr(answering, "save", saved_beside_another)
     for _ in range(2):
         cli.answer(how, **given, out=Path("answers"))
     assert {path.name for path in tmp_path.iterdir()} == {"answers", "notes.txt", "target"}
