@@ -51,6 +51,16 @@ def test_a_fixed_length_gives_the_blocks_of_replay(pair, kind):
     assert kind not in ("itself", "draft") or drafted.confidence.max() < 1
 
 
+def test_a_draft_whose_numbers_overflow_drafts_nothing(pair):
+    _, _, recorded = pair
+    broken = small_llama(16, 16)
+    with torch.no_grad():
+        broken.head[7] = torch.nan
+    for draft in (broken, Lookup(broken, joined=True)):
+        with pytest.raises(UserError, match=r"logits.* hold NaN"):
+            draft_everywhere(draft, recorded, 2)
+
+
 def test_a_length_that_follows_the_confidence_is_that_of_the_engine(pair, tmp_path):
     target, draft, recorded = pair
     drafted = draft_everywhere(draft, recorded, 4)

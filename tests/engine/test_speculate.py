@@ -442,6 +442,11 @@ def test_a_model_whose_numbers_overflow_is_refused_at_temperature_0_too() -> Non
             decode(target=broken, draft=drafts, num_drafts=len(drafts), verifier=verifier)
         with pytest.raises(UserError, match="logits"):
             decode(draft=[broken, *drafts[1:]], num_drafts=len(drafts), verifier=verifier)
+    heads = Medusa(TARGET, Tree.of_widths([1, 1, 1, 1]))
+    with torch.no_grad():
+        heads.project[0, 7] = torch.nan
+    with pytest.raises(UserError, match="logits"):
+        decode(draft=heads)
     recorded = record(TARGET, REQUESTS[:2], max_new_tokens=3, eos_ids=())
     with pytest.raises(UserError, match="logits"):
         replay(broken, recorded, 2)

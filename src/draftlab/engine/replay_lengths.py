@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
+from draftlab.core.sampling import most_probable
 from draftlab.engine.recording import TargetPass
 from draftlab.errors import UserError
 from draftlab.models import Cache, Decoder, LanguageModel
@@ -120,8 +121,8 @@ def guess(cache: Cache, token: Int64[Tensor, " rows"]) -> tuple[Int64[Tensor, " 
         logits, kept = cache.decoder.head(cache.states(token[:, None])).float(), cache.decoder.kept
     else:
         logits = cache.extend(token[:, None])[:, 0].float()
-    highest, column = logits.max(-1)
-    sure = (highest - logits.logsumexp(-1)).exp().clamp(max=1 - 1e-7)
+    column = most_probable(logits)
+    sure = (logits.gather(-1, column[:, None])[:, 0] - logits.logsumexp(-1)).exp().clamp(max=1 - 1e-7)
     return column if kept is None else kept[column], sure
 
 

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from draftlab.core.sampling import draft_tokens, to_probs
+from draftlab.core.sampling import draft_tokens, most_probable, to_probs
 from draftlab.engine.loop import Verification
 from draftlab.engine.policy import Policy, Proposal, verify_block
 from draftlab.errors import UserError
@@ -37,7 +37,11 @@ class TreePair:
         """Guess with each head at the last state: its most probable tokens, or tokens drawn as the verifier requires."""
         policy = self.policy
         logits, siblings = self.heads.guess(self.state), self.tree.siblings.to(self.state.device)
-        distributions = None if policy.is_greedy else to_probs(logits, policy.draft_samplings[0])
+        distributions = None
+        if policy.is_greedy:
+            most_probable(logits)  # refuses NaN, of which ``topk`` makes tokens
+        else:
+            distributions = to_probs(logits, policy.draft_samplings[0])
         columns = []
         for depth, width in enumerate(self.tree.widths):
             if distributions is None:
