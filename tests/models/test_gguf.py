@@ -100,6 +100,22 @@ def test_another_head_width_and_rotation(tmp_path: Path) -> None:
     np.testing.assert_allclose(llama_logits(tmp_path / "toy.gguf"), our_logits(folder), atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("beside", [{}, {"rope_parameters": {"rope_type": "default", "rope_theta": 20_000.0}}])
+def test_a_rotation_in_the_field_that_prevails_is_exported(tmp_path: Path, beside: dict[str, Any]) -> None:
+    folder = toy(tmp_path / "toy", rope_scaling={"rope_type": "default", "rope_theta": 50.0}, **beside)
+    export(folder, tmp_path / "toy.gguf")
+    np.testing.assert_allclose(llama_logits(tmp_path / "toy.gguf"), our_logits(folder), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["linear", "llama3"])
+def test_scaled_positions_are_refused_whatever_the_other_field_says(tmp_path: Path, kind: str) -> None:
+    plain = {"rope_type": "default", "rope_theta": 1e4}
+    folder = toy(tmp_path / "toy")
+    edit_config(folder, rope_parameters=plain, rope_scaling={"rope_type": kind, "factor": 8.0})
+    with pytest.raises(UserError, match="rope type"):
+        export(folder, tmp_path / "toy.gguf")
+
+
 @pytest.mark.parametrize(
     "rope", [{"rope_theta": None}, {"rope_parameters": {"rope_type": "default", "rope_theta": None}}]
 )

@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 
 from draftlab.errors import UserError
 from draftlab.files.weights import weight_files
+from draftlab.models.config import rope_of
 
 Array = Float[np.ndarray, "..."]
 Shapes = dict[str, tuple[int, ...]]
@@ -72,7 +73,7 @@ def expected_shapes(config: dict[str, Any], folder: Path) -> Shapes:
 
 
 def _llama_shapes(config: dict[str, Any], folder: Path) -> Shapes:
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    rope = rope_of(config)
     unsupported = {
         "hidden_act": config.get("hidden_act", "silu") != "silu",
         "attention_bias": config.get("attention_bias", False),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -129,6 +129,11 @@ def read_config(folder: Path | str) -> dict[str, Any]:
         raw = raw | {"model_type": kind}
     fields = _validate(KINDS.get(kind, Fields) if isinstance(kind, str) else Fields, raw, file).model_dump()
     return raw | {name: value for name, value in fields.items() if value is not None and raw.get(name) is None}
+
+
+def rope_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """How positions rotate: ``rope_scaling``, which in transformers, too, prevails over ``rope_parameters``; {} if neither says."""
+    return config.get("rope_scaling") or config.get("rope_parameters") or {}
 
 
 def read_sizes(model: Path) -> dict[str, Any]:

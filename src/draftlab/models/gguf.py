@@ -24,7 +24,7 @@ from draftlab.files.digests import sha256
 from draftlab.files.gguf_header import read_header
 from draftlab.files.scratch import scratch
 from draftlab.models.checkpoint import Array, Checkpoint, Shapes, expected_shapes, head_counts, head_dim, t5_depths
-from draftlab.models.config import read_config
+from draftlab.models.config import read_config, rope_of
 from draftlab.models.tokenizer import chat_templates
 from draftlab.models.trimmed import HEAD_TOKENS, TABLE_DIGEST, cut_vocabulary, table_path, widen
 
@@ -217,7 +217,7 @@ def _pair_rotary_rows(name: str, tensor: Array, config: dict[str, Any]) -> Array
 
 def _add_llama_fields(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     (heads, kv_heads), width = head_counts(config), head_dim(config)
-    rope = config.get("rope_parameters") or {}
+    rope = rope_of(config)
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_feed_forward_length(config["intermediate_size"])

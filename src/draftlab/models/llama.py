@@ -32,7 +32,7 @@ from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_dir
 from draftlab.files.seals import seal
 from draftlab.models.batching import STEP, pad_requests
-from draftlab.models.config import read_config
+from draftlab.models.config import read_config, rope_of
 from draftlab.models.products import causal_attention, linear
 from draftlab.models.trimmed import HEAD_TOKENS
 from draftlab.models.weights import read_weights, write_model
@@ -527,7 +527,7 @@ def load(folder: Path | str, dtype: torch.dtype = torch.float32, device: torch.d
     """Read a ``LlamaForCausalLM`` folder; a ``UserError`` names what is missing, damaged or has the wrong shape."""
     folder = Path(folder)
     fields = read_config(folder)
-    rope = fields.get("rope_scaling") or fields.get("rope_parameters") or {}  # in transformers, too, the first prevails
+    rope = rope_of(fields)
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
     fields = {"num_key_value_heads": fields["num_attention_heads"]}
     fields |= {name: value for name, value in given.items() if value is not None}
