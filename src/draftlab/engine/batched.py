@@ -14,7 +14,7 @@ from draftlab.engine.confidence import ConfidentTree, grow, grown_tree
 from draftlab.engine.loop import Verification, agreed
 from draftlab.engine.policy import Policy, Proposal, verify_block
 from draftlab.errors import UserError
-from draftlab.models import Decoder
+from draftlab.models import Decoder, TokenIds
 from draftlab.models.batching import pad_rows
 from draftlab.models.llama import LlamaDecoder
 
@@ -28,7 +28,7 @@ class ModelRows:
     Each request has ``num_drafts`` rows, which are equal except for the current block.
     """
 
-    def __init__(self, decoder: Decoder, prompts: Sequence[Sequence[int]], num_drafts: int, room: int) -> None:
+    def __init__(self, decoder: Decoder, prompts: TokenIds, num_drafts: int, room: int) -> None:
         self.cache, following = decoder.prefill(prompts, room)
         self.num_drafts, self.device = num_drafts, following.device
         if num_drafts > 1:
@@ -56,7 +56,7 @@ class ModelRows:
         last = torch.tensor(counts, device=self.device) - 1
         return logits[torch.arange(len(counts), device=self.device), last]
 
-    def settle(self, verification: Verification, read: Sequence[Sequence[int]] | None = None) -> None:
+    def settle(self, verification: Verification, read: TokenIds | None = None) -> None:
         """Keep the accepted part of the block in all rows of a request. What this model has not read of it, and the new token, stay unread.
 
         ``read``: the tokens of the block that this model has read for each request, if they may differ from the accepted sequence.
@@ -85,7 +85,7 @@ class ModelRows:
 class TreeReader:
     """A target that reads a tree of sequences in one row per request, each token of the tree once."""
 
-    def __init__(self, decoder: LlamaDecoder, prompts: Sequence[Sequence[int]], room: int) -> None:
+    def __init__(self, decoder: LlamaDecoder, prompts: TokenIds, room: int) -> None:
         self.cache, self.unread = decoder.prefill(prompts, room)
 
     def read(self, tokens: Int64[Tensor, "batch drafts new"], tree: Tree) -> Float[Tensor, "batch drafts new+1 vocab"]:
@@ -98,10 +98,8 @@ class TreeReader:
     def settle(self, verification: Verification) -> None:
         """Keep the accepted path of the tree; the new token stays unread."""
         rows = torch.arange(len(verification.path), device=self.unread.device)
-        self.cache.gather(self.begin, self.tree.paths[rows, torch.tensor(verification.path, device=rows.device)])
-        self.cache.crop(
-            [begin + 1 + accepted for begin, accepted in zip(self.begin, verification.accepted, strict=True)]
-        )
+        paths = self.tree.paths[rows, torch.tensor(verification.path, device=rows.device)]
+        self.cache.keep(self.begin, paths, verification.accepted)
         self.unread = torch.tensor(verification.token, device=rows.device)
 
     def take(self, places: Sequence[int]) -> None:
@@ -117,7 +115,7 @@ class BatchedPair:
         self,
         decoder: Decoder,
         draft_decoders: Sequence[Decoder],
-        prompts: Sequence[Sequence[int]],
+        prompts: TokenIds,
         draft_len: int,
         max_new_tokens: int,
         policy: Policy,

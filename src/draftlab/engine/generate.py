@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 
 import torch
 from jaxtyping import Float, Int64
@@ -11,7 +11,7 @@ from torch import Generator, Tensor
 from draftlab.core.sampling import Sampling, draw, most_probable, to_probs
 from draftlab.engine.loop import close_gaps
 from draftlab.errors import UserError
-from draftlab.models import Decodable
+from draftlab.models import Decodable, TokenIds
 from draftlab.models.batching import check_lengths
 
 GREEDY = Sampling(temperature=0.0)
@@ -23,7 +23,7 @@ Observer = Callable[[list[int], int, Float[Tensor, "batch vocab"], Int64[Tensor,
 @torch.inference_mode()
 def generate(
     model: Decodable,
-    prompts: Sequence[Sequence[int]],
+    prompts: TokenIds,
     *,
     max_new_tokens: int,
     eos_ids: Collection[int],
@@ -80,7 +80,7 @@ def batches(count: int, size: int | None) -> Iterator[list[int]]:
     return (list(range(start, min(start + size, count))) for start in range(0, count, size))
 
 
-def check_requests(model: Decodable, prompts: Sequence[Sequence[int]], max_new_tokens: int, batch: int | None) -> None:
+def check_requests(model: Decodable, prompts: TokenIds, max_new_tokens: int, batch: int | None) -> None:
     """``UserError`` unless there are prompts, their tokens are in the vocabulary, and each fits the context with its answer."""
     if not prompts:
         raise UserError("no prompts", remedy="give one or more")

@@ -16,6 +16,7 @@ from draftlab.errors import UserError
 from draftlab.files.scratch import scratch
 from draftlab.files.seals import verify
 from draftlab.files.weights import is_gguf
+from draftlab.models import TokenIds
 from draftlab.models.backend import EngineOptions
 from draftlab.models.config import read_sizes
 from draftlab.models.cores import usable
@@ -70,7 +71,7 @@ class GgufTarget:
     def decoder(self) -> GgufTarget:
         return self
 
-    def prefill(self, prompts: Sequence[Sequence[int]], room: int) -> tuple[GgufTarget, Int[Tensor, " batch"]]:
+    def prefill(self, prompts: TokenIds, room: int) -> tuple[GgufTarget, Int[Tensor, " batch"]]:
         model = self._with_room(len(prompts), max(map(len, prompts)) + room)
         model.trim(0)
         self.rows, self.lengths = list(range(len(prompts))), [len(prompt) - 1 for prompt in prompts]

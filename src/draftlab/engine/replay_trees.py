@@ -19,7 +19,7 @@ from draftlab.engine.confidence import grow
 from draftlab.engine.replay import ahead
 from draftlab.engine.replay_lengths import prefill_everywhere
 from draftlab.engine.settings import BRANCHED
-from draftlab.models import LanguageModel
+from draftlab.models import LanguageModel, TokenIds
 
 
 def rank_in(
@@ -61,8 +61,8 @@ def ranked_tree(tree: Tree, rank: Int64[np.ndarray, " positions"]) -> Float64[np
 @torch.inference_mode()
 def confident_trees(
     draft: LanguageModel,
-    prompts: Sequence[Sequence[int]],
-    answers: Sequence[Sequence[int]],
+    prompts: TokenIds,
+    answers: TokenIds,
     sampling: Sampling,
     *,
     nodes: Sequence[int],
@@ -92,9 +92,7 @@ def confident_trees(
     return [np.concatenate(parts) for parts in zip(*agreements, strict=True)]
 
 
-def _parts(
-    prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], width: int
-) -> Iterator[tuple[Sequence[int], Sequence[int], range]]:
+def _parts(prompts: TokenIds, answers: TokenIds, width: int) -> Iterator[tuple[Sequence[int], Sequence[int], range]]:
     """Each prompt and answer with some of its places, as many as fit a cache, but at least one."""
     for prompt, answer in zip(prompts, answers, strict=True):
         size = max(1, BRANCHED // (width * (len(prompt) + len(answer))))

@@ -24,7 +24,7 @@ from draftlab.engine.loop import Step, Timed, steps
 from draftlab.engine.policy import make_policy
 from draftlab.engine.tree import TreePair
 from draftlab.errors import UserError
-from draftlab.models import LanguageModel
+from draftlab.models import LanguageModel, TokenIds
 from draftlab.models.clock import clock_of
 from draftlab.models.medusa import Medusa
 
@@ -90,7 +90,7 @@ class Decoded:
 def speculate(
     target: LanguageModel,
     draft: LanguageModel | Sequence[LanguageModel],
-    prompts: Sequence[Sequence[int]],
+    prompts: TokenIds,
     *,
     draft_len: int,
     max_new_tokens: int,

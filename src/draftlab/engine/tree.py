@@ -12,7 +12,7 @@ from draftlab.core.sampling import draft_tokens, most_probable, to_probs
 from draftlab.engine.loop import Verification
 from draftlab.engine.policy import Policy, Proposal, verify_block
 from draftlab.errors import UserError
-from draftlab.models import Decoder
+from draftlab.models import Decoder, TokenIds
 from draftlab.models.llama import LlamaCache
 from draftlab.models.medusa import Medusa
 
@@ -20,9 +20,7 @@ from draftlab.models.medusa import Medusa
 class TreePair:
     """A target with heads as its draft; the tree's depth and leaves are ``draft_len`` and ``num_drafts``."""
 
-    def __init__(
-        self, heads: Medusa, decoder: Decoder, prompts: Sequence[Sequence[int]], max_new_tokens: int, policy: Policy
-    ) -> None:
+    def __init__(self, heads: Medusa, decoder: Decoder, prompts: TokenIds, max_new_tokens: int, policy: Policy) -> None:
         if min(map(len, prompts)) < 2:
             raise UserError("a prompt of one token", remedy="Medusa heads need 2 or more")
         self.heads, self.tree, self.policy = heads, heads.tree, policy
@@ -71,10 +69,7 @@ class TreePair:
         """Keep the accepted path and its last state, from which the heads guess next."""
         device = self.states.device
         nodes = self.tree.paths.to(device)[torch.tensor(verification.path, device=device)]
-        self.cache.gather(self.begin, nodes)
-        self.cache.crop(
-            [begin + 1 + accepted for begin, accepted in zip(self.begin, verification.accepted, strict=True)]
-        )
+        self.cache.keep(self.begin, nodes, verification.accepted)
         rows = torch.arange(len(nodes), device=device)
         self.state = self.states[rows, nodes[rows, torch.tensor(verification.accepted, device=device)]]
         self.unread = torch.tensor(verification.token, device=device)

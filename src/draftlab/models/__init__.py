@@ -32,6 +32,7 @@ __all__ = [
     "Decoder",
     "Dtype",
     "LanguageModel",
+    "TokenIds",
     "Tokenizer",
     "check_same_tokenizer",
     "load_model",
@@ -39,6 +40,10 @@ __all__ = [
     "load_tokenizer",
     "shared_tokenizer",
 ]
+
+
+TokenIds = Sequence[Sequence[int]]
+"""The token ids of several texts."""
 
 
 class Cache(Protocol):
@@ -63,7 +68,7 @@ class Cache(Protocol):
 class Decoder(Protocol):
     """Decodes with the weights that the model had when the decoder was made; make a new decoder after an update."""
 
-    def prefill(self, prompts: Sequence[Sequence[int]], room: int) -> tuple[Cache, Int[Tensor, " batch"]]:
+    def prefill(self, prompts: TokenIds, room: int) -> tuple[Cache, Int[Tensor, " batch"]]:
         """A cache of the prompts that has room for ``room`` more tokens, and the next token that each row must read."""
         ...
 
@@ -93,10 +98,7 @@ class LanguageModel(Decodable, Protocol):
     def named_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]: ...
 
     def answer_logits(
-        self,
-        prompts: Sequence[Sequence[int]],
-        answers: Sequence[Sequence[int]],
-        where: Int[Tensor, " chosen"] | None = None,
+        self, prompts: TokenIds, answers: TokenIds, where: Int[Tensor, " chosen"] | None = None
     ) -> Float[Tensor, "positions vocab"]:
         """Logits that predict each answer token, request after request, at all positions or at those in ``where``."""
         ...

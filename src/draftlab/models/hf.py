@@ -24,6 +24,7 @@ from draftlab.errors import UserError, first_line
 from draftlab.files.atomic import atomic_dir
 from draftlab.files.seals import seal
 from draftlab.files.weights import weight_files
+from draftlab.models import TokenIds
 from draftlab.models.batching import check_lengths, pad_requests, pad_rows
 from draftlab.models.tokenizer import load_tokenizer
 
@@ -66,20 +67,16 @@ class HubModel:
         yield from self.network.named_parameters()
 
     def answer_logits(
-        self,
-        prompts: Sequence[Sequence[int]],
-        answers: Sequence[Sequence[int]],
-        where: Int[Tensor, " chosen"] | None = None,
+        self, prompts: TokenIds, answers: TokenIds, where: Int[Tensor, " chosen"] | None = None
     ) -> Float[Tensor, "positions vocab"]:
         if self.is_encoder_decoder:
             check_lengths(prompts, answers, self.context_length)
             start = self.network.config.decoder_start_token_id
-            tokens, positions = pad_requests([[start]] * len(prompts), answers, self.context_length)
+            tokens, positions = pad_requests([[start]] * len(prompts), answers, self.context_length, where)
             inputs = self._encoder_inputs(prompts) | {"decoder_input_ids": tokens.to(self.device)}
         else:
-            tokens, positions = pad_requests(prompts, answers, self.context_length)
+            tokens, positions = pad_requests(prompts, answers, self.context_length, where)
             inputs = {"input_ids": tokens.to(self.device)}
-        positions = positions if where is None else positions[where.to(positions.device)]
         with self._projecting_only(positions.to(self.device)):
             logits: Tensor = self.network(**inputs, use_cache=False).logits[0]
         return logits[:, : self.vocab_size]
@@ -87,7 +84,7 @@ class HubModel:
     def decoder(self) -> HubModel:
         return self
 
-    def prefill(self, prompts: Sequence[Sequence[int]], room: int) -> tuple[HubCache, Int[Tensor, " batch"]]:
+    def prefill(self, prompts: TokenIds, room: int) -> tuple[HubCache, Int[Tensor, " batch"]]:
         from transformers import DynamicCache, EncoderDecoderCache
         from transformers.modeling_outputs import BaseModelOutput
 
@@ -113,7 +110,7 @@ class HubModel:
             self.network.save_pretrained(temporary)
             seal(temporary)
 
-    def _encoder_inputs(self, prompts: Sequence[Sequence[int]]) -> dict[str, Tensor]:
+    def _encoder_inputs(self, prompts: TokenIds) -> dict[str, Tensor]:
         lengths = torch.tensor([len(prompt) for prompt in prompts])
         tokens = pad_rows(prompts)
         mask = torch.arange(tokens.shape[1]) < lengths[:, None]

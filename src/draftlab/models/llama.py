@@ -31,6 +31,7 @@ from draftlab.core.tree import Tree
 from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_dir
 from draftlab.files.seals import seal
+from draftlab.models import TokenIds
 from draftlab.models.batching import STEP, pad_requests
 from draftlab.models.config import read_config, rope_of
 from draftlab.models.products import causal_attention, linear
@@ -155,22 +156,15 @@ class Llama(nn.Module):
         return F.rms_norm(hidden, self.norm.shape, self.norm, config.rms_norm_eps)
 
     def answer_logits(
-        self,
-        prompts: Sequence[Sequence[int]],
-        answers: Sequence[Sequence[int]],
-        where: Int[Tensor, " chosen"] | None = None,
+        self, prompts: TokenIds, answers: TokenIds, where: Int[Tensor, " chosen"] | None = None
     ) -> Float[Tensor, "positions vocab"]:
         return spread(self.head_logits(prompts, answers, where), self.kept, self.vocab_size)
 
     def head_logits(
-        self,
-        prompts: Sequence[Sequence[int]],
-        answers: Sequence[Sequence[int]],
-        where: Int[Tensor, " chosen"] | None = None,
+        self, prompts: TokenIds, answers: TokenIds, where: Int[Tensor, " chosen"] | None = None
     ) -> Float[Tensor, "positions head"]:
         """``answer_logits`` of the tokens of the head alone, in its order."""
-        tokens, positions = pad_requests(prompts, answers, self.context_length)
-        positions = positions if where is None else positions[where.to(positions.device)]
+        tokens, positions = pad_requests(prompts, answers, self.context_length, where)
         return linear(self.states(tokens.to(self.device), positions.to(self.device)), self.vocab_weight)
 
     def decoder(self) -> LlamaDecoder:
@@ -244,7 +238,7 @@ class LlamaDecoder:
         """Logits over the whole vocabulary."""
         return spread(self.head(states), self.kept, self.config.vocab_size)
 
-    def prefill(self, prompts: Sequence[Sequence[int]], room: int) -> tuple[LlamaCache, Int[Tensor, " batch"]]:
+    def prefill(self, prompts: TokenIds, room: int) -> tuple[LlamaCache, Int[Tensor, " batch"]]:
         tokens, _ = pad_requests(prompts, [[]] * len(prompts), self.config.max_position_embeddings)
         cache = LlamaCache(self, len(prompts), max(map(len, prompts)) + max(room, STEP))
         if tokens.shape[1]:
@@ -330,12 +324,13 @@ class LlamaCache:
     def crop(self, lengths: Sequence[int]) -> None:
         self.lengths = list(lengths)
 
-    def gather(self, begin: Sequence[int], nodes: Int[Tensor, "batch kept"]) -> None:
-        """Move tokens ``begin[b] + nodes[b]`` of each row to ``begin[b]``, one after the other."""
+    def keep(self, begin: Sequence[int], nodes: Int[Tensor, "batch kept"], accepted: Sequence[int]) -> None:
+        """Move tokens ``begin[b] + nodes[b]`` of each row to ``begin[b]``, one after the other, and keep the first and the ``accepted`` ones."""
         rows = torch.arange(len(nodes), device=nodes.device)[:, None]
         first = torch.tensor(begin, device=nodes.device)[:, None]
         to = first + torch.arange(nodes.shape[1], device=nodes.device)
         self.store[:, rows, to] = self.store[:, rows, first + nodes]
+        self.crop([start + 1 + count for start, count in zip(begin, accepted, strict=True)])
 
     def take(self, rows: Sequence[int], since: Sequence[int] | None = None) -> None:
         lengths = [self.lengths[row] for row in rows]

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from draftlab.errors import UserError
-from draftlab.models import Cache, Decoder, LanguageModel
+from draftlab.models import Cache, Decoder, LanguageModel, TokenIds
 from draftlab.models.ngrams import Ngrams, guesses_along
 
 
@@ -33,10 +33,7 @@ class Lookup:
         return self.draft.named_parameters() if self.draft else iter(())
 
     def answer_logits(
-        self,
-        prompts: Sequence[Sequence[int]],
-        answers: Sequence[Sequence[int]],
-        where: Int[Tensor, " chosen"] | None = None,
+        self, prompts: TokenIds, answers: TokenIds, where: Int[Tensor, " chosen"] | None = None
     ) -> Float[Tensor, "positions vocab"]:
         texts = [([*prompt, *answer], len(prompt)) for prompt, answer in zip(prompts, answers, strict=True)]
         guesses = [guess for text, begin in texts for guess in guesses_along(text, begin)]
@@ -73,7 +70,7 @@ class LookupDecoder:
         self.lookup = lookup
         self.decoder: Decoder | None = lookup.draft.decoder() if lookup.draft else None
 
-    def prefill(self, prompts: Sequence[Sequence[int]], room: int) -> tuple[LookupCache, Int[Tensor, " batch"]]:
+    def prefill(self, prompts: TokenIds, room: int) -> tuple[LookupCache, Int[Tensor, " batch"]]:
         inner = self.decoder.prefill(prompts, room)[0] if self.decoder else None
         last = torch.tensor([prompt[-1] for prompt in prompts], device=self.lookup.device)
         return LookupCache([Ngrams(prompt[:-1]) for prompt in prompts], self.lookup, inner), last

@@ -7,7 +7,6 @@ the d-th token after that. For the training of drafts, the heads are a model tha
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 from draftlab.core.tree import Tree
 from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_dir
-from draftlab.models import LanguageModel
+from draftlab.models import LanguageModel, TokenIds
 from draftlab.models.batching import pad_requests
 from draftlab.models.llama import Llama, LlamaDecoder
 
@@ -82,18 +81,14 @@ class Medusa(nn.Module):
         return self.forward(states.float().expand(len(self.mix), *states.shape)).transpose(0, 1)
 
     def answer_logits(
-        self,
-        prompts: Sequence[Sequence[int]],
-        answers: Sequence[Sequence[int]],
-        where: Int[Tensor, " chosen"] | None = None,
+        self, prompts: TokenIds, answers: TokenIds, where: Int[Tensor, " chosen"] | None = None
     ) -> Float[Tensor, "heads positions vocab"]:
         """Logits of each head for each answer token; head d reads a state d tokens before the one that the target's projection reads."""
         heads = len(self.mix)
         if (short := min(map(len, prompts), default=heads + 1)) <= heads:
             what = f"a prompt has {short} tokens, but {heads} heads look further back"
             raise UserError(what, remedy="use longer prompts")
-        tokens, positions = pad_requests(prompts, answers, self.context_length)
-        positions = positions if where is None else positions[where.to(positions.device)]
+        tokens, positions = pad_requests(prompts, answers, self.context_length, where)
         back = positions - torch.arange(1, heads + 1)[:, None]
         with torch.no_grad():
             states = self.target.states(tokens.to(self.device), back.flatten().to(self.device)).float()

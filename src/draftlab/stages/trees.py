@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from draftlab.core.sampling import Sampling
     from draftlab.engine.held_out import Request
     from draftlab.engine.replay_drafts import Blocks, Texts
-    from draftlab.models import LanguageModel
+    from draftlab.models import LanguageModel, TokenIds
 
 
 class Settings(Decoding):
@@ -91,7 +91,7 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
 
 def _count(
     texts: Texts,
-    prompts: Sequence[Sequence[int]],
+    prompts: TokenIds,
     settings: Settings,
     target: tuple[LanguageModel, Sampling],
     draft: tuple[LanguageModel, Sampling],
