@@ -15,12 +15,10 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 import torch
-import tyro
 import yaml
 
-from benchmarks import markdown_table
+import benchmarks
 from benchmarks.memory import random_model
-from draftlab.cli import exit_on_error
 from draftlab.core.settings import Device
 from draftlab.engine.answers import Answer
 from draftlab.errors import UserError
@@ -120,8 +118,8 @@ def main(
     """Print a row per job. ``run``: the --config of a finished run; ``target`` and ``draft``: names in draftlab.latency.shapes."""
     card = GPUS[gpu]
     rows = list(compared(run_of(run), card)) if run else run_rules(target, draft, requests, device, card)
-    print(markdown_table(["rule", "job", "predicted, s", "taken, s", "ratio"], rows), end="")
+    print(benchmarks.markdown_table(["rule", "job", "predicted, s", "taken, s", "ratio"], rows), end="")
 
 
 if __name__ == "__main__":
-    exit_on_error(lambda: tyro.cli(main))
+    benchmarks.run(main)

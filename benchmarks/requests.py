@@ -10,10 +10,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import tyro
-
-from benchmarks import markdown_table
-from draftlab.cli import exit_on_error
+import benchmarks
 from draftlab.errors import UserError
 from draftlab.plan.needs import requested_mb
 from draftlab.plan.run import Run, run_of
@@ -56,11 +53,11 @@ def main(config: tuple[str, ...] = ()) -> None:
         _, _, taken, requested = max(of_rule, key=lambda job: job[2])
         rows.append([rule, len(of_rule), f"{taken:,.0f}", f"{requested:,}", sum(job[2] > job[3] for job in of_rule)])
     head = ["rule", "jobs", "most taken, MB", "that job requests, MB", "jobs that took more than they request"]
-    print(markdown_table(head, rows), end="")
+    print(benchmarks.markdown_table(head, rows), end="")
     for rule, name, taken, requested in every:
         if taken > requested:
             print(f"{rule} {name}: took {taken:,.0f} MB, requests {requested:,} MB")
 
 
 if __name__ == "__main__":
-    exit_on_error(lambda: tyro.cli(main))
+    benchmarks.run(main)

@@ -16,7 +16,7 @@ from draftlab.errors import UserError
 from draftlab.files.json_files import read_object
 from draftlab.files.tables import read_table
 from draftlab.serving.costs import from_probes
-from draftlab.serving.speedup import speedup
+from draftlab.serving.speedup import mean_context, speedup
 from draftlab.serving.verdict_format import NAMES
 
 OPTIONS = {
@@ -58,7 +58,7 @@ def table(run: Path) -> pd.DataFrame:
             known = others[(others["option"] == option) & (others["threshold"] == threshold)]
             if len(known) < ENOUGH:
                 raise UserError(f"{len(known)} requests of {dataset} were not served", remedy=f"hold out {ENOUGH} more")
-            context = float((known["prompt_tokens"] + known["emitted"] / 2).mean())
+            context = mean_context(known)
             predicted = speedup(known, from_probes(costs, context), len(seconds))
             same_minutes = speedup(known, from_probes(beside, context), len(seconds)).estimate
             measured = float(plain.sum() / seconds[contender].sum())

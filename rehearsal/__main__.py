@@ -133,20 +133,8 @@ def _check_gates(run: Run, environment: dict[str, str]) -> None:
         if registry.find(name).gated != "yes":
             continue
         out = run.folder / f"{name}.refused.jsonl"
-        fetch = [
-            "draftlab",
-            "data",
-            "fetch",
-            "--dataset",
-            name,
-            "--split",
-            "train",
-            "--source",
-            "hub",
-            "--out",
-            str(out),
-        ]
-        done = subprocess.run(fetch, env=environment, capture_output=True, text=True)
+        fetch = f"draftlab data fetch --dataset {name} --split train --source hub --out".split()
+        done = subprocess.run([*fetch, str(out)], env=environment, capture_output=True, text=True)
         lines = done.stderr.strip().splitlines()
         if done.returncode != 1 or "it is gated" not in lines[-1] or out.exists():
             raise UserError(f"{name} without a token: {' '.join(lines[-3:])}", remedy="repair draftlab.files.hub")

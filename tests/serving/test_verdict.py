@@ -42,7 +42,7 @@ from draftlab.serving.profiles import load as load_profile
 from draftlab.serving.profiles import save
 from draftlab.serving.speedup import around_mean, break_even, outcome, range_of, speedup
 from draftlab.serving.traces import Arrivals
-from draftlab.serving.verdict_format import NAMES, Option, Range, Verdict
+from draftlab.serving.verdict_format import NAMES, Judged, Option, Range, Verdict
 from draftlab.train import training
 from draftlab.train.replay_log import distil
 from draftlab.train.settings import ReplayLog
@@ -109,11 +109,12 @@ FACTS = {
 
 def decide(rows: pd.DataFrame, costs: BlockCosts = COSTS, facts: dict[str, object] = FACTS, **more: object) -> Verdict:
     """A verdict whose simulated loads are few and short."""
-    said = {"log": "log.jsonl", "target": "T", "draft": "D", "temperature": 0.0, "left_out": {}} | more
+    named = {"log": "log.jsonl", "target": "T", "draft": "D", "temperature": 0.0}
+    named |= {name: more.pop(name) for name in Judged.model_fields if name in more}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(verdict, "ARRIVALS", 40)
         patch.setattr(verdict, "LOADS", 3)
-        return verdict.decide(rows, costs, facts, **said)  # type: ignore[arg-type]
+        return verdict.decide(rows, costs, facts, Judged(**named), **{"left_out": {}} | more)  # type: ignore[arg-type]
 
 
 CURVE = {"as_it_comes": 0, "distilled_on_eighth": 50, "distilled_on_quarter": 100, "distilled": 400}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from draftlab.data.prompts import Prompt
-from draftlab.errors import UserError
+from draftlab.errors import UserError, first_line
 from draftlab.files.json_files import read_jsonl, write_json, write_jsonl
 
 Method = Literal["langid", "naive_bayes", "hub"]
@@ -76,9 +76,8 @@ def hub_classifier(name: str, device: str = "cpu") -> Classifier:
     try:
         run = pipeline("text-classification", str(folder), device=device, trust_remote_code=False, use_safetensors=True)
     except Exception as error:  # the libraries behind it share no base
-        what = (str(error).strip() or type(error).__name__).splitlines()[0]
         remedy = "use a classifier that needs no code of its own, or naive_bayes"
-        raise UserError(f"cannot read the classifier: {what}", file=name, remedy=remedy) from None
+        raise UserError(f"cannot read the classifier: {first_line(error)}", file=name, remedy=remedy) from None
     return lambda texts: [
         str(best["label"]) for best in run(list(texts), truncation=True, max_length=MAX_TOKENS, batch_size=32)
     ]

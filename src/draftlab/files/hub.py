@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from draftlab.errors import UserError
+from draftlab.errors import UserError, first_line
 from draftlab.files.atomic import is_disk_full
 
 T = TypeVar("T")
@@ -145,7 +145,7 @@ def _explained(kind: Kind, name: str, error: Exception, otherwise: str) -> UserE
 
 def _public(error: BaseException) -> str:
     """The first line of an error's message, without any access token."""
-    return without_token((str(error).strip() or type(error).__name__).splitlines()[0])
+    return without_token(first_line(error))
 
 
 def without_token(text: str) -> str:

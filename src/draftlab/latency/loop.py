@@ -244,8 +244,7 @@ def begin(backend: LatencyBackend, prompt: Sequence[int]) -> list[int]:
 
 def resume(backend: LatencyBackend, tokens: Sequence[int]) -> None:
     """Make the cache hold exactly ``tokens``, also that of the model behind a lookup: only what follows the common start is computed."""
-    limit = min(len(backend.tokens), len(tokens))
-    common = next((i for i in range(limit) if backend.tokens[i] != tokens[i]), limit)
+    common = agreed(backend.tokens, tokens[: len(backend.tokens)])
     backend.trim(common)
     if common < len(tokens):
         backend.prefill(tokens[common:])

@@ -44,7 +44,8 @@ from draftlab.report import card
 from draftlab.report.page import templates
 from draftlab.serving import costs as block_costs
 from draftlab.serving import emit, profiles, traces, verdict
-from draftlab.serving.verdict_format import NAMES, Range, Verdict
+from draftlab.serving.speedup import mean_context
+from draftlab.serving.verdict_format import NAMES, Judged, Range, Verdict
 
 NO_DRAFT = Range(estimate=1, low=1, high=1)
 FIGURES = {
@@ -160,7 +161,7 @@ def judge_run(
     )
     held_out = rows[rows["split"] == "eval"]
     cut = [len(answer.answer_ids) for answer in answers["eval"] if not answer.finished]
-    context = float((held_out["prompt_tokens"] + held_out["emitted"] / 2).mean())
+    context = mean_context(held_out)
     if settings.hardware:
         weights = facts["parameters"]
         costs = block_costs.from_profile(settings.hardware, context, weights["draft"] / weights["target"])
@@ -172,14 +173,16 @@ def judge_run(
         rows,
         costs,
         facts | stored,
-        log=str(settings.traffic),
-        log_sha256=sha256(settings.traffic),
-        target=settings.target,
-        draft=draft or "made of the target's first layers",
-        temperature=temperature,
-        top_p=settings.top_p,
-        top_k=settings.top_k,
-        min_p=settings.min_p,
+        Judged(
+            log=str(settings.traffic),
+            log_sha256=sha256(settings.traffic),
+            target=settings.target,
+            draft=draft or "made of the target's first layers",
+            temperature=temperature,
+            top_p=settings.top_p,
+            top_k=settings.top_k,
+            min_p=settings.min_p,
+        ),
         left_out=left_out,
         cut=len(cut),
         cut_at=max(cut, default=0),
@@ -352,15 +355,14 @@ def _run_workflow(settings: VerdictSettings, draft: str, name: str, folder: Path
         axes = {"temperature": [settings.temperature]}
         write_text(sizes, yaml.safe_dump({"experiments": {"traffic_verdict": {"axes": axes}}}))
         config |= {"sizes": os.path.abspath(sizes)}
-    run_of(
-        [f"{key}={value}" for key, value in config.items()]
-    )  # a wrong model or scale is one line, not Snakemake's error
+    given = [f"{key}={value}" for key, value in config.items()]
+    run_of(given)  # a wrong model or scale is one line, not Snakemake's error
     wanted = [_cell(results, settings) / "rows.csv"]
     wanted += [] if settings.hardware else [results / "traffic_cost.csv"]
     command: list[object] = [sys.executable, "-m", "snakemake", "--snakefile", ROOT / "Snakefile"]
     command += ["--directory", folder, "--workflow-profile", ROOT / "profiles/default", "--nolock"]
     command += ["--cores", settings.cores or "all"]
-    command += ["--config", *(f"{key}={value}" for key, value in config.items()), "--", *wanted]
+    command += ["--config", *given, "--", *wanted]
     folder.mkdir(parents=True, exist_ok=True)
     # The workflow's rules call draftlab.
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"}

@@ -96,6 +96,11 @@ def around(rows: pd.DataFrame, costs: BlockCosts) -> list[tuple[str, Float64[np.
     return [*terms, ("blocks", costs.lookup)] if looks_up else terms
 
 
+def mean_context(rows: pd.DataFrame) -> float:
+    """The tokens before a decoded token, on average over requests."""
+    return float((rows["prompt_tokens"] + rows["emitted"] / 2).mean())
+
+
 def ratio(rows: pd.DataFrame, above: str, below: str) -> Range:
     """The ratio of two sums over requests."""
     return range_of(ratio_draws(rows, above, below))

@@ -24,6 +24,7 @@ from draftlab.serving.speedup import (
     ceiling,
     conversations,
     drawn_again,
+    mean_context,
     outcome,
     range_of,
     ratio,
@@ -38,6 +39,7 @@ from draftlab.serving.verdict_format import (
     Baseline,
     Ceiling,
     Forecast,
+    Judged,
     Learning,
     Option,
     Outcome,
@@ -114,6 +116,11 @@ def _at(rows: pd.DataFrame, at: AtLength | Option) -> pd.DataFrame:
     return rows[same & (rows["draft_len"] == at.draft_len)].sort_values("request_id")
 
 
+def _replayed(rows: pd.DataFrame, option: Option) -> pd.DataFrame:
+    """The held-out requests of an option, at its best length."""
+    return _at(rows[(rows["split"] == "eval") & (rows["option"] == option.name)], option)
+
+
 def _reason(
     verdict: Outcome, rows: pd.DataFrame, speedup: Range, most: Ceiling, tips: float | None, alpha: Range
 ) -> str:
@@ -172,7 +179,7 @@ def _categories(rows: pd.DataFrame, costs: BlockCosts) -> list[Part]:
 
 def _by_batch(rows: pd.DataFrame, costs: BlockCosts) -> dict[int, int]:
     """The draft length that emits most tokens a second by batch (0: none), as ``load.best_lengths``, at the context of these requests."""
-    context = float((rows["prompt_tokens"] + rows["emitted"] / 2).mean())
+    context = mean_context(rows)
     nearest = min(CONTEXTS, key=lambda known: abs(known - context))
     alpha = min(float(rows["accepted"].sum() / rows["visited"].sum()), 1.0)
     lengths = best_lengths(_profile_of(rows, costs), from_alpha(alpha))
@@ -263,7 +270,7 @@ def under_load(
     An answer has ``answer_tokens``, which may be more than were recorded; without that column, those that were.
     With a trace, which has lengths of its own, acceptance is drawn from the log in proportion to its tokens.
     """
-    replayed = _at(rows[(rows["split"] == "eval") & (rows["option"] == option.name)], option)
+    replayed = _replayed(rows, option)
     block_lengths = (replayed["emitted"] / replayed["blocks"]).clip(1, option.draft_len + 1)
     alphas = np.array([alpha_of_length(length, option.draft_len) for length in block_lengths])
     share = 1 - float(replayed["empty"].sum() / replayed["blocks"].sum())
@@ -314,15 +321,8 @@ def decide(
     rows: pd.DataFrame,
     costs: BlockCosts,
     facts: Mapping[str, Any],
+    judged: Judged,
     *,
-    log: str,
-    log_sha256: str = "",
-    target: str,
-    draft: str,
-    temperature: float,
-    top_p: float = 1.0,
-    top_k: int = 0,
-    min_p: float = 0.0,
     left_out: Mapping[str, int],
     cut: int = 0,
     cut_at: int = 0,
@@ -355,19 +355,12 @@ def decide(
     baseline = Baseline(
         option=top.name,
         draft_len=top.draft_len,
-        acceptance_length=_promised_length(_at(rows[(rows["split"] == "eval") & (rows["option"] == top.name)], top)),
+        acceptance_length=_promised_length(_replayed(rows, top)),
         alpha=top.alpha,
         threshold=top.threshold,
     )
     return Verdict(
-        log=log,
-        log_sha256=log_sha256,
-        target=target,
-        draft=draft,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
+        **judged.model_dump(),
         requests=options[0].requests,
         conversations=conversations(held_out),
         left_out=dict(left_out),

@@ -167,13 +167,8 @@ class Baseline(_Record):
     threshold: float = 0.0
 
 
-class Verdict(_Record):
-    """What ``verdict.json`` contains; ``cut``: held-out answers that reached the limit of ``cut_at`` tokens.
-
-    ``conversations``: how many the held-out ``requests`` belong to, 0 if unknown. ``verdict``, ``options`` and ``monitor`` are of one request
-    at a time, ``load_verdict`` of the given load. ``parameters``: weights of the ``target`` and of the ``draft``. ``log_sha256``: the digest
-    of the log.
-    """
+class Judged(_Record):
+    """What a verdict is about: a log and its digest, the models, and how the answers were sampled."""
 
     format: Literal["draftlab verdict 1"] = "draftlab verdict 1"
     log: str
@@ -184,6 +179,22 @@ class Verdict(_Record):
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
+
+    @property
+    def sampled(self) -> str:
+        """How the answers were sampled, in words."""
+        cuts = {"top-p": (self.top_p, 1), "top-k": (self.top_k, 0), "min-p": (self.min_p, 0)}
+        given = [f"{name} {value:g}" for name, (value, without) in cuts.items() if value != without]
+        return ", ".join([f"temperature {self.temperature:g}", *given])
+
+
+class Verdict(Judged):
+    """What ``verdict.json`` contains; ``cut``: held-out answers that reached the limit of ``cut_at`` tokens.
+
+    ``conversations``: how many the held-out ``requests`` belong to, 0 if unknown. ``verdict``, ``options`` and ``monitor`` are of one request
+    at a time, ``load_verdict`` of the given load. ``parameters``: weights of the ``target`` and of the ``draft``.
+    """
+
     requests: int
     conversations: int = 0
     left_out: dict[str, int]
@@ -208,13 +219,6 @@ class Verdict(_Record):
         """The held-out requests, in words."""
         of = f" of {self.conversations} conversations" if 0 < self.conversations < self.requests else ""
         return f"{self.requests} held-out requests{of}"
-
-    @property
-    def sampled(self) -> str:
-        """How the answers were sampled, in words."""
-        cuts = {"top-p": (self.top_p, 1), "top-k": (self.top_k, 0), "min-p": (self.min_p, 0)}
-        given = [f"{name} {value:g}" for name, (value, without) in cuts.items() if value != without]
-        return ", ".join([f"temperature {self.temperature:g}", *given])
 
     @property
     def cut_off(self) -> str:

@@ -212,10 +212,15 @@ def measure_block(
     }
 
 
+def token_seconds(rows: pd.DataFrame) -> tuple[pd.Series[float], pd.Series[float]]:
+    """Seconds per token of plain and of speculative decoding."""
+    plain = (rows["plain_before_seconds"] + rows["plain_after_seconds"]) / rows["plain_steps"]
+    return plain, rows["seconds"] / rows["rounds"] / _by_row(theory.expected_block_length, rows, "alpha", "draft_len")
+
+
 def block_ratios(rows: pd.DataFrame) -> pd.DataFrame:
     """``rows`` with seconds per step and the ratios of each block as columns."""
-    plain = (rows["plain_before_seconds"] + rows["plain_after_seconds"]) / rows["plain_steps"]
-    speculative = rows["seconds"] / rows["rounds"] / expected_tokens(rows)
+    plain, speculative = token_seconds(rows)
     return rows.assign(
         plain=plain,
         speculative=speculative,
@@ -223,11 +228,6 @@ def block_ratios(rows: pd.DataFrame) -> pd.DataFrame:
         cost_ratio=rows["draft_probe_seconds"] / rows["draft_probes"] / plain,
         verify_ratio=rows["verify_probe_seconds"] / rows["verify_probes"] / plain,
     )
-
-
-def expected_tokens(rows: pd.DataFrame) -> pd.Series[float]:
-    """Expected tokens per round of each row."""
-    return _by_row(theory.expected_block_length, rows, "alpha", "draft_len")
 
 
 def _by_row(function: Callable[..., float], rows: pd.DataFrame, *columns: str) -> pd.Series[float]:

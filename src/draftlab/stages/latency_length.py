@@ -15,7 +15,7 @@ from draftlab.latency.settings import Engine
 from draftlab.progress import progress
 from draftlab.stages._inputs import TargetAndDraft
 from draftlab.stages._stage import Bench, Facts, column, columns_of, stage_of, timing
-from draftlab.stages.latency_alpha import AtAlpha, expected_tokens
+from draftlab.stages.latency_alpha import AtAlpha, token_seconds
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -128,9 +128,8 @@ def derive(rows: pd.DataFrame) -> pd.DataFrame:
     axes = [str(name) for name in rows if name not in columns_of(Row)]
     rows = rows.assign(length=rows["end"]).sort_values("end", kind="stable")
     width, by = rows["end"] - rows["begin"], ["alpha", "draft_len", "block", *axes]
-    plain = (rows["plain_before_seconds"] + rows["plain_after_seconds"]) / rows["plain_steps"] * width
-    speculative = rows["seconds"] / rows["rounds"] / expected_tokens(rows) * width
-    cells = rows.assign(plain=plain, speculative=speculative).groupby(by, observed=True, dropna=False)
+    plain, speculative = token_seconds(rows)
+    cells = rows.assign(plain=plain * width, speculative=speculative * width).groupby(by, observed=True, dropna=False)
     rows = rows.assign(plain=cells["plain"].cumsum(), speculative=cells["speculative"].cumsum())
     names = ["alpha", "draft_len", "length", "block", *axes, "plain", "speculative", "speedup"]
     return rows.assign(speedup=rows["plain"] / rows["speculative"])[names].reset_index(drop=True)
