@@ -72,6 +72,23 @@ def keep_held_out(results: Path, count: int) -> None:
     )
 
 
+class Killed(BaseException):
+    """A process is killed: nothing on the way catches it."""
+
+
+class Mortal:
+    """A function that counts its ``calls``, and is killed in one of them."""
+
+    def __init__(self, function: Callable[..., Any], dies_at: int) -> None:
+        self.function, self.dies_at, self.calls = function, dies_at, 0
+
+    def __call__(self, *words: Any, **options: Any) -> Any:
+        self.calls += 1
+        if self.calls == self.dies_at:
+            raise Killed
+        return self.function(*words, **options)
+
+
 def inputs_of(results: Path, kind: type[Distillation] = Distillation, **more: Any) -> Distillation:
     return kind(models=results / "models", answers=results / "answers", max_new_tokens=ROOM, **more)
 

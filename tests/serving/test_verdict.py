@@ -46,7 +46,7 @@ from draftlab.serving.verdict_format import NAMES, Judged, Option, Range, Verdic
 from draftlab.train import training
 from draftlab.train.replay_log import distil
 from draftlab.train.settings import ReplayLog
-from tests.pair import make_results, run_cell
+from tests.pair import Killed, Mortal, make_results, run_cell
 
 LENGTHS = [1, 3, 8]
 
@@ -725,23 +725,16 @@ def test_the_seconds_of_a_distillation_that_was_killed_are_those_of_all_its_upda
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     make_results(tmp_path)
-    update, calls = training.update, []
-
-    def slow(*given: object) -> float:
-        calls.append(given)
-        time.sleep(0.02)
-        if len(calls) == 11:
-            raise KeyboardInterrupt
-        return update(*given)  # type: ignore[arg-type]
-
+    update = training.update
+    slow = Mortal(lambda *given: time.sleep(0.02) or update(*given), dies_at=11)
     monkeypatch.setattr(training, "update", slow)
     monkeypatch.setattr(training, "CHECKPOINT_SECONDS", 0.0)
     stream, checkpoint = load_pass(tmp_path / "answers/toy.train"), tmp_path / "c.safetensors"
     settings = ReplayLog(dataset="toy", learning_rate=5e-3, batch=8, update_interval=8, epochs=2)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Killed):
         distil(load_model(tmp_path / "models/draft"), stream, settings, checkpoint)
     _, found = distil(load_model(tmp_path / "models/draft"), stream, settings, checkpoint)
-    assert len(calls) == 11 + 2
+    assert slow.calls == 11 + 2
     assert found["updates"] == 12
     assert found["seconds"] > 12 * 0.02
 

@@ -31,7 +31,7 @@ from draftlab.train import learning, traffic, training
 from draftlab.train import medusa as train_medusa
 from draftlab.train import online as train_online
 from draftlab.train.folders import Folders
-from tests.pair import inputs_of
+from tests.pair import Killed, Mortal, inputs_of
 from tests.synthetic import FOLDER, TABLES
 
 PAIR = theory.ModelSize(14.0, 5.24288e-4), theory.ModelSize(0.32, 3.6864e-5)
@@ -314,24 +314,16 @@ def test_a_killed_medusa_job_learns_nothing_twice(
     untimed = [name for name in medusa.STAGE.columns if not medusa.STAGE.is_timed(name, {})]
     monkeypatch.setattr(training, "CHECKPOINT_SECONDS", 0)
     monkeypatch.setattr(train_medusa, "epoch_seconds", lambda models, *_: dict.fromkeys(models, 1.0))
-    work, calls = getattr(module, name), []
-
-    def counted(*words: object, **options: object) -> object:
-        calls.append(name)
-        if len(calls) == killed_at:
-            raise KeyboardInterrupt
-        return work(*words, **options)
-
+    counted = Mortal(getattr(module, name), dies_at=0)
     monkeypatch.setattr(module, name, counted)
-    killed_at = 0
     whole, facts = medusa.run(settings, inputs_of(results), Bench(tmp_path))
-    needed, killed_at = len(calls), 2 * len(calls)
-    with pytest.raises(KeyboardInterrupt):
+    needed, counted.dies_at = counted.calls, 2 * counted.calls
+    with pytest.raises(Killed):
         medusa.run(settings, inputs_of(results), Bench(tmp_path, parts=tmp_path))
     again, same_facts = medusa.run(settings, inputs_of(results), Bench(tmp_path, parts=tmp_path))
     assert_frame_equal(again[untimed], whole[untimed])
     assert same_facts | {"cpu_seconds": 0} == facts | {"cpu_seconds": 0}
-    assert len(calls) == 2 * needed + 1  # the last call was killed
+    assert counted.calls == 2 * needed + 1  # the last call was killed
 
 
 def test_medusa_job_compares_all_contenders_and_says_which_is_lossless(results: Path, tmp_path: Path):

@@ -13,7 +13,7 @@ from draftlab.models import load_pair
 from draftlab.stages import online_multidraft
 from draftlab.stages._stage import Bench
 from draftlab.train import online, training
-from tests.pair import make_results
+from tests.pair import Killed, Mortal, make_results
 
 TOPICS = ["toy", "other"]
 
@@ -132,17 +132,10 @@ def test_requests_are_decoded_in_batches(folders, asked):
 )
 def test_a_killed_job_learns_and_decodes_nothing_twice(folders, tmp_path, monkeypatch, module, name, once):
     whole = run(folders, seeds=[0, 1])
-    work, calls = getattr(module, name), []
     monkeypatch.setattr(training, "CHECKPOINT_SECONDS", 0)
-
-    def killed(*words, **options):
-        calls.append(name)
-        if len(calls) == 5:
-            raise KeyboardInterrupt
-        return work(*words, **options)
-
+    killed = Mortal(getattr(module, name), dies_at=5)
     monkeypatch.setattr(module, name, killed)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Killed):
         run(folders, seeds=[0, 1], parts=tmp_path)
     assert_frame_equal(run(folders, seeds=[0, 1], parts=tmp_path), whole)
-    assert len(calls) == once + 1
+    assert killed.calls == once + 1

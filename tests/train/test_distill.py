@@ -25,7 +25,7 @@ from draftlab.train import folders, heads, learning, offline, replay_log, source
 from draftlab.train.designs import trim_head
 from draftlab.train.settings import ReplayLog
 from tests.conftest import ROOT
-from tests.pair import alpha, inputs_of, keep_held_out, run_cell, weights
+from tests.pair import Killed, Mortal, alpha, inputs_of, keep_held_out, run_cell, weights
 
 VALUES = {"dataset": "toy", "epochs": 8, "batch": 8, "learning_rate": 1e-2, "draft_len": 3}
 
@@ -409,10 +409,6 @@ def test_every_position_weighs_the_same(results, monkeypatch, micro_batch):
     assert losses == [pytest.approx(float(torch.cat(alone).mean().detach()), rel=1e-5)]
 
 
-class Killed(Exception):
-    pass
-
-
 @pytest.mark.parametrize("source", ["teacher", "student"])
 @pytest.mark.parametrize("killed_at", [3, 9])
 def test_a_killed_run_ends_with_the_same_weights(results, tmp_path, monkeypatch, source, killed_at):
@@ -441,20 +437,13 @@ def test_counts_by_token_go_on_with_the_distillation_that_was_killed(results, tm
     chosen, inputs = stage.settings(**VALUES), inputs_of(results, stage.inputs)
     straight, _ = stage.run(chosen, inputs, Bench(tmp_path / "straight"))
     monkeypatch.setattr(training, "CHECKPOINT_SECONDS", 0.0)
-    update, steps = training.update, []
-
-    def killed(*given):
-        steps.append(given[-1])
-        if len(steps) == 10:
-            raise Killed
-        return update(*given)
-
-    (tmp_path / "killed").mkdir()
+    killed = Mortal(training.update, dies_at=10)
     monkeypatch.setattr(training, "update", killed)
+    (tmp_path / "killed").mkdir()
     with pytest.raises(Killed):
         stage.run(chosen, inputs, Bench(tmp_path / "killed"))
     resumed, _ = stage.run(chosen, inputs, Bench(tmp_path / "killed"))
-    assert len(steps) == 48 + 1
+    assert killed.calls == 48 + 1
     pd.testing.assert_frame_equal(resumed, straight)
 
 
@@ -488,23 +477,8 @@ def test_a_checkpoint_of_another_draft_or_target_is_left_aside(results, tmp_path
 def test_probes_survive_a_killed_run(results, tmp_path, monkeypatch):
     monkeypatch.setattr(training, "CHECKPOINT_SECONDS", 0.0)
     straight, _ = run(results, tmp_path / "a", epochs=2, probes=3)
-    real, calls = offline.distil, []
-
-    def dies(*args, **kwargs):
-        measure = sys.modules["draftlab.train.offline"].measure
-
-        def limited(*given):
-            calls.append(1)
-            if len(calls) == 4:
-                raise Killed
-            return measure(*given)
-
-        with monkeypatch.context() as patch:
-            patch.setattr("draftlab.train.offline.measure", limited)
-            return real(*args, **kwargs)
-
     with monkeypatch.context() as patch:
-        patch.setattr(offline, "distil", dies)
+        patch.setattr(offline, "measure", Mortal(offline.measure, dies_at=4))
         with pytest.raises(Killed):
             run(results, tmp_path / "b", epochs=2, probes=3)
     resumed, _ = run(results, tmp_path / "b", epochs=2, probes=3)
@@ -516,16 +490,8 @@ def test_measurements_of_other_held_out_requests_are_left_aside(results, tmp_pat
     monkeypatch.setattr(training, "CHECKPOINT_SECONDS", 0.0)
     mine = tmp_path / "mine"
     shutil.copytree(results, mine)
-    update, calls = training.update, []
-
-    def killed(*given):
-        calls.append(1)
-        if len(calls) == 9:
-            raise Killed
-        return update(*given)
-
     with monkeypatch.context() as patch:
-        patch.setattr(training, "update", killed)
+        patch.setattr(training, "update", Mortal(training.update, dies_at=9))
         with pytest.raises(Killed):
             run(mine, tmp_path / "killed", epochs=2, probes=2)
     keep_held_out(mine, 8)

@@ -26,7 +26,7 @@ from draftlab.train.folders import Folders
 from draftlab.train.learning import losses_at
 from draftlab.train.live import live_server
 from draftlab.train.online import positions_to_learn
-from tests.pair import ROOM, alpha, keep_held_out, run_cell, weights
+from tests.pair import ROOM, Killed, Mortal, alpha, keep_held_out, run_cell, weights
 
 VALUES = {"dataset": "toy", "batch": 8, "learning_rate": 1e-2, "update_interval": 8, "draft_len": 3}
 OTHER = {"toy": "other", "other": "toy"}
@@ -140,10 +140,6 @@ def test_requests_without_a_position_to_learn_cost_no_training(results, stream):
     assert effort.tokens == sum(len(record.prompt_ids) + len(record.answer_ids) for record in odd)
 
 
-class Killed(Exception):
-    pass
-
-
 @pytest.mark.parametrize("changes", [{"replay": 4}, {"loss_positions": "all", "buffer": 3, "replay": 2}, {"bin": 4}])
 @pytest.mark.parametrize("killed_after", [5, 17, 30])
 def test_a_killed_stream_goes_on_to_the_same_bytes(results, tmp_path, monkeypatch, changes, killed_after):
@@ -177,16 +173,8 @@ def test_probes_of_other_held_out_requests_are_left_aside(results, tmp_path, mon
     monkeypatch.setattr(training, "CHECKPOINT_SECONDS", 0.0)
     mine = tmp_path / "mine"
     shutil.copytree(results, mine)
-    real, calls = online.replay_server, []
-
-    def replay(*given):
-        calls.append(1)
-        if len(calls) == 5:
-            raise Killed
-        return real(*given)
-
     with monkeypatch.context() as patch:
-        patch.setattr(online, "replay_server", replay)
+        patch.setattr(online, "replay_server", Mortal(online.replay_server, dies_at=5))
         with pytest.raises(Killed):
             run(mine, tmp_path / "killed", probes=3)
     keep_held_out(mine, 8)
