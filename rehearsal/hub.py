@@ -69,6 +69,18 @@ class Hub:
 
 
 @contextlib.contextmanager
+def listening(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """Answer requests at a free port of this machine until the block ends; yields the address."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@contextlib.contextmanager
 def serve(repositories: Mapping[str, Repository], token: str = "") -> Iterator[Hub]:
     """Serve ``repositories`` until the block ends; ``token`` gives access to gated ones."""
     hub = Hub(repositories, token)
@@ -77,15 +89,8 @@ def serve(repositories: Mapping[str, Repository], token: str = "") -> Iterator[H
         pass
 
     Handler.hub, Handler.seen, Handler.lock = hub, Counter(), threading.Lock()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    hub.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    try:
+    with listening(Handler) as hub.url:
         yield hub
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 class _Handler(BaseHTTPRequestHandler):

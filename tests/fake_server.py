@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from draftlab.core.sampling import Sampling
 from draftlab.engine.generate import generate
 from draftlab.models import LanguageModel, Tokenizer
+from rehearsal.hub import listening
 
 PRINTABLE = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
 BYTES = {chr(byte): byte for byte in PRINTABLE} | {
@@ -186,11 +187,6 @@ def serve(server: FakeServer) -> Iterator[FakeServer]:
             self.end_headers()
             self.wfile.write(data)
 
-    listening = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.url = f"http://127.0.0.1:{listening.server_port}/v1"
-    threading.Thread(target=listening.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-    try:
+    with listening(Handler) as address:
+        server.url = f"{address}/v1"
         yield server
-    finally:
-        listening.shutdown()
-        listening.server_close()

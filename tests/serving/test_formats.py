@@ -6,9 +6,8 @@ import dataclasses
 import itertools
 import json
 import shlex
-import threading
 from collections.abc import Sequence
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +21,7 @@ from draftlab.serving.acceptance import from_alpha, from_histograms
 from draftlab.serving.emit import Deployment
 from draftlab.serving.monitor import Bounds, Promise
 from draftlab.serving.records import SpeculationCounts
+from rehearsal.hub import listening
 
 RANGES = [(1, 4, 4), (5, 64, 3), (65, 128, 1), (129, 512, 0)]
 WANTED = Deployment("T.gguf", "D.gguf", 4, RANGES, acceptance=from_alpha(0.5), requests=40, traffic="chat")
@@ -659,10 +659,8 @@ def test_a_server_is_asked_twice_and_the_difference_is_judged() -> None:
         def log_message(self, *_: object) -> None:
             pass
 
-    with HTTPServer(("127.0.0.1", 0), Answer) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        seen = next(monitor.watch(f"http://127.0.0.1:{server.server_port}/metrics", 0.01))
-        server.shutdown()
+    with listening(Answer) as address:
+        seen = next(monitor.watch(f"{address}/metrics", 0.01))
     assert seen is not None
     assert (seen.drafts, seen.drafted, seen.accepted) == (1000, 2000, 1800)
     with pytest.raises(UserError, match="restarted"):
