@@ -80,8 +80,7 @@ def serve(
     what the target reads, then takes a step for each further token. Something is drafted for only a ``share`` of a request's steps: for the
     others, a lookup finds nothing.
     """
-    arrived, prompts, outputs = arrivals.seconds, arrivals.prompt, arrivals.output
-    count, block, room = len(arrived), profile.kv_block, profile.kv_tokens // profile.kv_block
+    count = len(arrivals.seconds)
     if not count:
         raise UserError("no requests", remedy="give a trace with at least one request")
     fits = fit(arrivals, profile)
@@ -94,70 +93,20 @@ def serve(
     classes = np.zeros(count, dtype=np.int64) if arrivals.classes is None else arrivals.classes
     if acceptance and arrivals.classes is None:
         classes = acceptance.classes(count, rng)
+    server = _Server(arrivals, profile, fits, classes)
     first, last = np.full(count, np.nan), np.full(count, np.nan)
-    emitted_so_far = np.zeros(count, dtype=np.int64)
-    waiting: deque[int] = deque()
-    running = np.zeros((5, 0), dtype=np.int64)
-    now, coming, steps, preempted, decoded, weighted = float(arrived[0]), 0, 0, 0, 0, 0
-    while coming < count or waiting or running.shape[1]:
-        if not waiting and not running.shape[1]:
-            now = max(now, float(arrived[coming]))
-        while coming < count and arrived[coming] <= now:
-            if fits[coming]:
-                waiting.append(coming)
-            coming += 1
-        if not waiting and not running.shape[1]:
-            continue
-        # What each running request reads in this step.
-        decoding = running[CONTEXT] >= running[GOAL]
-        drafted = draft_len if decoding.any() and acceptance else 0
-        new = np.where(decoding, 1 + drafted, running[GOAL] - running[CONTEXT])
-        budget = profile.max_tokens
-        if new.sum() > budget:
-            new = np.diff(np.minimum(np.concatenate([[0], new.cumsum()]), budget))
-            new[decoding & (new < 1 + drafted)] = 0  # a block is verified whole
-        # While the cache is too small, the youngest request leaves it.
-        full = False
-        kept = np.where(decoding, np.minimum(new, running[LEFT]), new)  # nothing is kept beyond a request's last token
-        held = -(-(running[CONTEXT] + kept) // block)
-        used = int(held.sum())
-        while used > room:
-            used -= int(held[-1])
-            waiting.appendleft(int(running[ID, -1]))
-            running, new, decoding, held = running[:, :-1], new[:-1], decoding[:-1], held[:-1]
-            preempted, full = preempted + 1, True
-        # Waiting requests join while tokens, sequences and cache allow.
-        budget -= int(new.sum())
-        admitted: list[tuple[int, int, int]] = []
-        while waiting and not full and budget > 0 and running.shape[1] + len(admitted) < profile.max_sequences:
-            request = waiting[0]
-            goal = int(prompts[request] + emitted_so_far[request])
-            chunk = min(goal, budget)
-            if used + -(-chunk // block) > room:
-                break
-            used += -(-chunk // block)
-            budget -= chunk
-            waiting.popleft()
-            admitted.append((request, goal, chunk))
-        if admitted:
-            ids, goals, chunks = (np.array(part, dtype=np.int64) for part in zip(*admitted, strict=True))
-            joined = np.stack([ids, np.zeros_like(ids), goals, outputs[ids] - emitted_so_far[ids], classes[ids]])
-            running = np.concatenate([running, joined], axis=1)
-            new = np.concatenate([new, chunks])
-            decoding = np.concatenate([decoding, np.zeros(len(ids), dtype=bool)])
+    steps = decoded = weighted = 0
+    while server.arrive():
+        new, decoding, drafted, full = server.plan(draft_len if acceptance else 0)
+        running = server.running
         active = decoding & (new > 0)
         batch = int(active.sum())
         ends = ~decoding & (running[CONTEXT] + new >= running[GOAL])  # prompts that are read to their end
         ms = _step_ms(profile, running[CONTEXT], new, decoding, drafted, int(ends.sum()), share, acceptance is not None)
-        # As many steps like this one as come before a request leaves, comes, or finds the cache full.
-        at_once = 1
-        if batch == running.shape[1] and not full:
-            at_once = min(MOST_AT_ONCE, int(running[LEFT].min() - 1) // (1 + drafted) + 1)
-            if at_once > 1 and (-(-(running[CONTEXT] + at_once * (1 + drafted)) // block)).sum() > room:
-                at_once = 1
+        at_once = 1 if full or batch < running.shape[1] else server.steps_alike(drafted)
         emitted = np.where(active | ends, 1, 0)
         if at_once == 1:
-            now += ms / 1e3
+            server.now += ms / 1e3
             if drafted and batch and acceptance is not None:
                 emitted[active] += acceptance.draw(running[CLASS][active], drafted, rng)
         else:
@@ -167,26 +116,129 @@ def serve(
             slope = profile.target.decode.per_cached
             slope += drafted * profile.draft.decode.per_cached if profile.draft is not None else 0.0
             grown = each.sum(axis=1).cumsum()
-            ticks = now + (ms + slope * np.concatenate([[0], grown[:-1]])).cumsum() / 1e3
-            if not waiting and coming < count:  # if some wait, a new request waits behind them
-                at_once = min(at_once, int(np.searchsorted(ticks, arrived[coming])) + 1)
-            emitted, now = each[:at_once].sum(axis=0), float(ticks[at_once - 1])
+            ticks = server.now + (ms + slope * np.concatenate([[0], grown[:-1]])).cumsum() / 1e3
+            at_once = server.until_an_arrival(ticks)
+            emitted, server.now = each[:at_once].sum(axis=0), float(ticks[at_once - 1])
         steps += at_once
-        emitted = np.minimum(emitted, running[LEFT])
         decoded += batch * at_once
         weighted += batch * batch * at_once
-        running[CONTEXT] += np.where(decoding, emitted, new)
-        running[LEFT] -= emitted
-        ids = running[ID]
-        emitted_so_far[ids] += emitted
-        begun = ids[ends]
-        first[begun] = np.where(np.isnan(first[begun]), now, first[begun])
-        finished = running[LEFT] <= 0
-        if finished.any():
-            last[ids[finished]] = now
-            running = running[:, ~finished]
-    mean_batch = weighted / max(decoded, 1)
-    return Served(arrived[fits], first[fits], last[fits], outputs[fits], steps, preempted, mean_batch)
+        emitted = np.minimum(emitted, running[LEFT])
+        begun = running[ID, ends]
+        first[begun] = np.where(np.isnan(first[begun]), server.now, first[begun])
+        last[server.emit(emitted, np.where(decoding, emitted, new))] = server.now
+    times = arrivals.seconds[fits], first[fits], last[fits]
+    return Served(*times, arrivals.output[fits], steps, server.preempted, weighted / max(decoded, 1))
+
+
+class _Server:
+    """The requests at the moment ``now``: those ``waiting``, and the table of those ``running``, whose rows are ``ID`` to ``CLASS``."""
+
+    def __init__(
+        self,
+        arrivals: Arrivals,
+        profile: Profile,
+        fits: Bool[np.ndarray, " requests"],
+        classes: Int[np.ndarray, " requests"],
+    ) -> None:
+        self.arrivals, self.profile, self.fits, self.classes = arrivals, profile, fits, classes
+        self.room, self.now = profile.kv_tokens // profile.kv_block, float(arrivals.seconds[0])
+        self.emitted_so_far = np.zeros(len(fits), dtype=np.int64)
+        self.waiting: deque[int] = deque()
+        self.running = np.zeros((5, 0), dtype=np.int64)
+        self.coming = self.preempted = 0
+
+    def arrive(self) -> bool:
+        """Let the requests wait that have come by now; if there is nothing else to do, go on to the next one. False if none is left."""
+        arrived = self.arrivals.seconds
+        while self.coming < len(arrived):
+            if not self.waiting and not self.running.shape[1]:
+                self.now = max(self.now, float(arrived[self.coming]))
+            if arrived[self.coming] > self.now:
+                break
+            if self.fits[self.coming]:
+                self.waiting.append(self.coming)
+            self.coming += 1
+        return bool(self.waiting) or self.running.shape[1] > 0
+
+    def plan(self, draft_len: int) -> tuple[Int[np.ndarray, " running"], Bool[np.ndarray, " running"], int, bool]:
+        """Let requests leave and join; the tokens that each running one then reads, which ones decode, how many tokens are drafted for each of
+        these, and whether the cache was full."""
+        decoding = self.running[CONTEXT] >= self.running[GOAL]
+        drafted = draft_len if decoding.any() else 0
+        new = np.where(decoding, 1 + drafted, self.running[GOAL] - self.running[CONTEXT])
+        budget = self.profile.max_tokens
+        if new.sum() > budget:
+            new = np.diff(np.minimum(np.concatenate([[0], new.cumsum()]), budget))
+            new[decoding & (new < 1 + drafted)] = 0  # a block is verified whole
+        kept = np.where(
+            decoding, np.minimum(new, self.running[LEFT]), new
+        )  # nothing is kept beyond a request's last token
+        stay, used = self._preempt(self._blocks(self.running[CONTEXT] + kept))
+        full = stay < len(new)
+        new, decoding = new[:stay], decoding[:stay]
+        chunks = [] if full else self._admit(budget - int(new.sum()), used)
+        new = np.concatenate([new, np.array(chunks, dtype=np.int64)])
+        return new, np.concatenate([decoding, np.zeros(len(chunks), dtype=bool)]), drafted, full
+
+    def _blocks(self, tokens: Int[np.ndarray, " running"]) -> Int[np.ndarray, " running"]:
+        """How many blocks of the cache so many tokens take."""
+        return np.asarray(-(-tokens // self.profile.kv_block))
+
+    def _preempt(self, held: Int[np.ndarray, " running"]) -> tuple[int, int]:
+        """Let the youngest request leave while the cache is too small for the blocks ``held``; how many stay, and their blocks."""
+        stay, used = len(held), int(held.sum())
+        while used > self.room:
+            stay -= 1
+            used -= int(held[stay])
+            self.waiting.appendleft(int(self.running[ID, stay]))
+        self.preempted += len(held) - stay
+        self.running = self.running[:, :stay]
+        return stay, used
+
+    def _admit(self, budget: int, used: int) -> list[int]:
+        """Let waiting requests join while tokens, sequences and cache allow; how many tokens each reads first."""
+        chunks: list[int] = []
+        joined: list[tuple[int, ...]] = []
+        while self.waiting and budget > 0 and self.running.shape[1] + len(joined) < self.profile.max_sequences:
+            request = self.waiting[0]
+            emitted = int(self.emitted_so_far[request])
+            goal = int(self.arrivals.prompt[request]) + emitted
+            chunk = min(goal, budget)
+            if used + -(-chunk // self.profile.kv_block) > self.room:
+                break
+            used += -(-chunk // self.profile.kv_block)
+            budget -= chunk
+            chunks.append(chunk)
+            left = int(self.arrivals.output[request]) - emitted
+            joined.append((self.waiting.popleft(), 0, goal, left, int(self.classes[request])))
+        if joined:
+            self.running = np.concatenate([self.running, np.array(joined, dtype=np.int64).T], axis=1)
+        return chunks
+
+    def steps_alike(self, drafted: int) -> int:
+        """How many steps like the next one come before a request may leave or find the cache full."""
+        at_once = min(MOST_AT_ONCE, int(self.running[LEFT].min() - 1) // (1 + drafted) + 1)
+        grown = self._blocks(self.running[CONTEXT] + at_once * (1 + drafted))
+        return 1 if grown.sum() > self.room else at_once
+
+    def until_an_arrival(self, ticks: Float64[np.ndarray, " steps"]) -> int:
+        """How many of the steps that end at ``ticks`` begin before the next request comes; if some wait, it waits behind them."""
+        if self.waiting or self.coming == len(self.fits):
+            return len(ticks)
+        return min(len(ticks), int(np.searchsorted(ticks, self.arrivals.seconds[self.coming])) + 1)
+
+    def emit(
+        self, emitted: Int[np.ndarray, " running"], cached: Int[np.ndarray, " running"]
+    ) -> Int[np.ndarray, " finished"]:
+        """Add the tokens that each request emitted and those that it has in the cache now; returns the requests that are finished and leave."""
+        self.running[CONTEXT] += cached
+        self.running[LEFT] -= emitted
+        self.emitted_so_far[self.running[ID]] += emitted
+        finished = self.running[LEFT] <= 0
+        done: Int[np.ndarray, " finished"] = self.running[ID, finished]
+        if len(done):
+            self.running = self.running[:, ~finished]
+        return done
 
 
 def _step_ms(
