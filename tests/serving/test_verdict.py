@@ -49,6 +49,7 @@ from draftlab.train.settings import ReplayLog
 from tests.pair import Killed, Mortal, make_results, run_cell
 
 LENGTHS = [1, 3, 8]
+ASKED = VerdictSettings(traffic=Path("log.jsonl"), target="T")
 
 
 def probes(
@@ -517,8 +518,7 @@ def test_requests_larger_than_the_cache_are_counted_and_said(tmp_path: Path, tra
     found = decide(rows, small, rate=2.0, trace=arrivals)
     assert all(at.left_out == {TOO_LARGE: 3} for at in found.load["distilled"])
     assert verdict.lines(found)[3].endswith(f"; left out: 3 {TOO_LARGE}")
-    asked = VerdictSettings(traffic=Path("log.jsonl"), target="T", draft=("D",))
-    assert f"Left out: 3 {TOO_LARGE}." in page(found, asked, tmp_path, "D", tmp_path)
+    assert f"Left out: 3 {TOO_LARGE}." in page(found, ASKED, tmp_path, "D", tmp_path)
     assert "left out" not in verdict.lines(decide(rows, rate=2.0, trace=arrivals))[3]
 
 
@@ -537,8 +537,7 @@ def test_a_load_has_an_answer_of_its_own(tmp_path: Path):
         assert first.endswith("times as fast, one request at a time")
         assert measured.startswith("One request at a time, 60 held-out requests; costs ")
         assert rates.startswith("Fastest under load: ")
-        asked = VerdictSettings(traffic=Path("log.jsonl"), target="T")
-        assert under in page(found, asked, tmp_path, "", tmp_path)
+        assert under in page(found, ASKED, tmp_path, "", tmp_path)
         seen[found.load_verdict] = under
     assert seen["yes"].startswith("Yes: under a load of 0.1/s the draft distilled on this traffic makes requests 1.")
     assert seen["no"] == "No: under a load of 50/s requests are fastest without a draft"
@@ -604,7 +603,6 @@ def test_payback_is_not_known_on_another_machine_or_from_few_requests(tmp_path: 
     few = pd.concat([table(0.3, 20, option="as_it_comes"), table(0.8, 20)])
     slow = pd.concat([table(0.8, option="as_it_comes"), table(0.3)])
     many = pd.concat([table(0.3, option="as_it_comes"), table(0.8)])
-    asked = VerdictSettings(traffic=Path("log.jsonl"), target="T")
     for rows, costs, why in (
         (few, COSTS, "not known: fewer than 30 requests"),
         (many, elsewhere, "not known: the update ran on this machine"),
@@ -614,7 +612,7 @@ def test_payback_is_not_known_on_another_machine_or_from_few_requests(tmp_path: 
         found = decide(rows, costs)
         assert found.options[-1].update_seconds == 30
         assert found.options[-1].payback_requests is None
-        text = html.unescape(page(found, asked, tmp_path, "", tmp_path))
+        text = html.unescape(page(found, ASKED, tmp_path, "", tmp_path))
         assert f"<td>30 s</td>\n<td>{why}" in text
     assert decide(many).options[-1].payback_unknown == ""
 
@@ -624,7 +622,7 @@ def test_an_update_says_what_it_stores_and_sends(tmp_path: Path):
     found = decide(pd.concat([table(0.8), table(0.7, option="kept_learning")]))
     assert [option.recorded_bytes for option in found.options] == [4_000_000] * 2
     assert [option.sent_bytes for option in found.options] == [2_000_000, 18_000_000]
-    text = page(found, VerdictSettings(traffic=Path("log.jsonl"), target="T"), tmp_path, "", tmp_path)
+    text = page(found, ASKED, tmp_path, "", tmp_path)
     assert "4.0 MB of the target's recorded distributions" in text
     assert "2.0 MB for the draft distilled on this traffic, 18.0 MB for the draft that keeps learning on it (" in text
 
@@ -648,7 +646,7 @@ def test_a_learning_curve_says_what_twice_the_requests_would_add(tmp_path: Path)
     said = (
         f"on the first 0, 50, 100, 400 requests, the draft has an acceptance of 0.20, 0.40, 0.50, {now:.2f}. Twice the"
     )
-    text = page(found, VerdictSettings(traffic=Path("log.jsonl"), target="T"), tmp_path, "", tmp_path)
+    text = page(found, ASKED, tmp_path, "", tmp_path)
     assert f"{said} requests would add about {adds.show()}." in text
 
 
@@ -826,8 +824,7 @@ def test_a_draft_that_pays_while_it_is_sure_is_named_with_its_threshold(tmp_path
     (tmp_path / "verdict.json").write_text(found.model_dump_json())
     promise = read_promise(tmp_path / "verdict.json")
     assert (promise.option, promise.threshold) == ("distilled_confident", 0.45)
-    settings = VerdictSettings(traffic=Path("log.jsonl"), target="T", draft=("D",))
-    text = page(found, settings, tmp_path, "D", tmp_path)
+    text = page(found, ASKED, tmp_path, "D", tmp_path)
     assert "--confidence 0.45" in text
     assert "at most, confidence 0.45" in text
     two = pd.concat([rows, table(0.5, option="distilled_confident", threshold=0.3)])
@@ -841,7 +838,7 @@ def test_a_draft_that_pays_while_it_is_sure_is_named_with_its_threshold(tmp_path
 def test_the_page_says_what_the_json_says_and_asks_nobody(tmp_path: Path):
     rows = pd.concat([table(0.3, option="as_it_comes"), table(0.8, spread=0.1)])
     found = decide(rows, rate=2.0).model_copy(update={"log": "<b>log</b>.jsonl"})
-    asked = VerdictSettings(traffic=Path("log.jsonl"), target="my target", draft=("D",))
+    asked = replace(ASKED, target="my target")
     text = page(found, asked, tmp_path, "D", tmp_path)
     assert found.sentence in text
     assert "<b>log" not in text
@@ -863,7 +860,7 @@ def test_the_page_says_what_the_json_says_and_asks_nobody(tmp_path: Path):
 )
 def test_the_draft_to_serve_is_that_of_the_best_option(tmp_path: Path, option: str, draft: str, served: str):
     found = decide(table(0.8, option=option))
-    asked = VerdictSettings(traffic=Path("log.jsonl"), target="T", draft=("A", "B"))
+    asked = replace(ASKED, draft=("A", "B"))
     emit, _ = commands(found, asked, Path("out"), draft, Path("results"))
     assert f" --draft {served} " in emit
     write_json(tmp_path / served / "config.json", {"head_tokens": 8})
@@ -880,14 +877,13 @@ def test_the_draft_to_serve_is_that_of_the_best_option(tmp_path: Path, option: s
 
 def test_a_draft_after_a_lookup_is_served_by_llama_cpp():
     found = decide(table(0.8, option="lookup_first"))
-    asked = VerdictSettings(traffic=Path("log.jsonl"), target="T")
-    target, draft, emit, monitor = commands(found, asked, Path("out"), "", Path("results"))
+    target, draft, emit, monitor = commands(found, ASKED, Path("out"), "", Path("results"))
     assert target == "python convert_hf_to_gguf.py T --outfile out/target.gguf"
     assert draft.endswith("--vocabulary-of out/target.gguf --out out/draft.gguf")
     assert emit.startswith("draftlab emit llama-cpp --lookup --draft-len ")
     assert "--target out/target.gguf --draft out/draft.gguf" in emit
     assert monitor.startswith("draftlab monitor http://localhost:8080/metrics ")
-    draft, emit, _ = commands(found, replace(asked, target="T.gguf"), Path("out"), "", Path("results"))
+    draft, emit, _ = commands(found, replace(ASKED, target="T.gguf"), Path("out"), "", Path("results"))
     assert "--vocabulary-of T.gguf" in draft
     assert "--target T.gguf" in emit
 
@@ -902,7 +898,7 @@ def test_a_draft_after_a_lookup_is_served_by_llama_cpp():
 )
 def test_commands_name_what_engines_find(model: str, to_serve: str | None, to_convert: str | None):
     """Only draftlab knows packages and revisions, and llama.cpp converts folders alone."""
-    asked = VerdictSettings(traffic=Path("log.jsonl"), target=model)
+    asked = replace(ASKED, target=model)
     served = f"results/main/{to_serve}" if to_serve else model
     lookup = table(0.8, option="lookup", spread=0.1).assign(steps=0.0)
     for rows in (table(0.8), lookup):
@@ -921,8 +917,7 @@ def test_lookup_alone_is_served_by_the_engine_of_the_target():
         ("T", "vllm serve T --speculative-config", 8000),
         ("T.gguf", "llama-server --metrics --model T.gguf ", 8080),
     ):
-        asked = VerdictSettings(traffic=Path("log.jsonl"), target=target)
-        engine, monitor = commands(found, asked, Path("out"), "", Path("results"))
+        engine, monitor = commands(found, replace(ASKED, target=target), Path("out"), "", Path("results"))
         assert engine.startswith(serve)
         assert "--draft " not in engine
         assert f"localhost:{port}/metrics" in monitor
@@ -932,7 +927,7 @@ def test_a_draft_that_proposes_its_most_probable_token_is_served_so():
     rows = table(0.8)
     rows = pd.concat([rows.assign(proposal="probabilistic", emitted=80.0), rows])
     found = decide(rows)
-    asked = VerdictSettings(traffic=Path("log.jsonl"), target="T", temperature=1)
+    asked = replace(ASKED, temperature=1)
     assert " --greedy" in commands(found, asked, Path("out"), "", Path("results"))[-2]
     sampled = decide(rows.assign(emitted=rows["emitted"].map({80.0: 90.0, 90.0: 80.0})))
     assert " --greedy" not in commands(sampled, asked, Path("out"), "", Path("results"))[-2]
@@ -943,11 +938,13 @@ def answer_file(folder: Path, rows: list[str]) -> Path:
     return folder / "log.jsonl"
 
 
+def questions(count: int) -> list[str]:
+    """The rows of a log."""
+    return [f'{{"prompt": "how much is {i} + {i}?"}}' for i in range(count)]
+
+
 def test_a_log_too_short_is_not_yet_known_before_any_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    rows = [f'{{"prompt": "how much is {i} + {i}?"}}' for i in range(40)] + [
-        "{broken",
-        '{"prompt": "how much is 1 + 1?"}',
-    ]
+    rows = [*questions(40), "{broken", questions(2)[1]]
     asked = VerdictSettings(traffic=answer_file(tmp_path, rows), target="no/such")
     found = run(asked, tmp_path / "out")
     assert [own for _, own in found] == [None]
@@ -967,7 +964,7 @@ def runs_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *changes: dict[str,
     ran: list[list[str]] = []
     stopped = subprocess.CompletedProcess[str]([], 1)
     monkeypatch.setattr(subprocess, "run", lambda command, **_: ran.append(command) or stopped)
-    log = answer_file(tmp_path, [f'{{"prompt": "how much is {i} + {i}?"}}' for i in range(60)])
+    log = answer_file(tmp_path, questions(60))
     folders = {"target": str(tmp_path / "pair/models/target"), "draft": (str(tmp_path / "pair/models/draft"),)}
     for changed in changes:
         with pytest.raises(UserError, match="the workflow stopped"):
@@ -1005,7 +1002,7 @@ def test_verdicts_at_two_temperatures_are_both_kept_and_say_their_temperature(
     monkeypatch.setattr(verdict_command.card, "write", lambda *_: None)
     judged = {t: decide(table(0.8), temperature=t) for t in (0, 1)}
     monkeypatch.setattr(verdict_command, "judge_run", lambda _, settings, *__: judged[settings.temperature])
-    log = answer_file(tmp_path, [f'{{"prompt": "how much is {i} + {i}?"}}' for i in range(60)])
+    log = answer_file(tmp_path, questions(60))
     found = [
         run(VerdictSettings(log, "T", draft=drafts, temperature=temperature), tmp_path / "out")
         for drafts in ((), ("A", "B"))
@@ -1024,7 +1021,7 @@ def test_a_verdict_replaces_none_of_other_settings(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(verdict_command, "_run_workflow", lambda *_: tmp_path / "run")
     monkeypatch.setattr(verdict_command.card, "write", lambda *_: None)
     monkeypatch.setattr(verdict_command, "judge_run", lambda *_: decide(table(0.8)))
-    log = answer_file(tmp_path, [f'{{"prompt": "how much is {i} + {i}?"}}' for i in range(60)])
+    log = answer_file(tmp_path, questions(60))
     shipped = "rtx4090-llama-3.1-8b"
     for folder in ("first", "second"):  # files with the same names
         save(load_profile(shipped), tmp_path / folder / "mine.yaml")
@@ -1077,7 +1074,7 @@ def test_bad_input_is_one_clear_error(tmp_path: Path, rows: list[str], more: dic
     ("more", "message"), [({"target": "no/such/folder"}, "no such file or folder"), ({"scale": "nope"}, "scale: ")]
 )
 def test_a_wrong_model_or_scale_is_one_clear_error(tmp_path: Path, more: dict[str, str], message: str):
-    rows = [f'{{"prompt": "how much is {i} + {i}?"}}' for i in range(70)]
+    rows = questions(70)
     asked = VerdictSettings(answer_file(tmp_path, rows), **{"target": "package:smollm2-135m-instruct", **more})
     with pytest.raises(UserError, match=message):
         run(asked, tmp_path / "out")

@@ -341,10 +341,16 @@ def test_an_acceptance_that_is_given_twice_counts_once(models: dict[str, Path]) 
 
 def test_an_infinite_temperature_is_refused() -> None:
     with pytest.raises(ValueError, match="temperature"):
-        latency_requests.Settings(dataset="toy", draft_len=3, requests=2, max_new_tokens=12, temperature=float("inf"))
+        served(temperature=float("inf"))
 
 
 # --- requests ----------------------------------------------------------------------------------------------------
+
+
+def served(**changes: Any) -> latency_requests.Settings:
+    """Two requests of a dataset, in blocks of three drafted tokens."""
+    settings = {"dataset": "toy", "draft_len": 3, "requests": 2, "max_new_tokens": 12} | changes
+    return latency_requests.Settings.model_validate(settings)
 
 
 def recorded(models: dict[str, Path], folder: Path, answers: Sequence[Answer]) -> latency_requests.Inputs:
@@ -364,7 +370,7 @@ def test_requests_of_known_cost(capsys: pytest.CaptureFixture[str]) -> None:
         "bad": (Clockwork(hands, 0.001, stride=2), fixed(4), 0.0),
     }
     requests = [Answer(str(i), [1, 2, 3 + i], [0] * length, False) for i, length in enumerate([10, 20, 5, 30])]
-    settings = latency_requests.Settings(dataset="toy", draft_len=4, requests=4, max_new_tokens=20)
+    settings = served(draft_len=4, requests=4, max_new_tokens=20)
     rows = latency_requests.measure(target, contenders, requests, settings)
     assert len(rows) == 4 * 4
     assert rows["same_text"].all()
@@ -405,7 +411,7 @@ def test_times_of_requests_are_predicted_from_probed_costs(tmp_path: Path) -> No
         "lookup_first": (LookupBackend(released, joined=True), fixed(3), 0.0),
     }
     requests = [Answer(str(i), [1, 2, 3 + i], [0] * 40, False) for i in range(2)]
-    settings = latency_requests.Settings(dataset="toy", draft_len=3, requests=2, max_new_tokens=40)
+    settings = served(max_new_tokens=40)
     rows = latency_requests.measure(target, contenders, requests, settings, costs)
     np.testing.assert_allclose(rows["predicted_steps"] * 0.010, rows["seconds"])
     drafted, steps = (rows.groupby("contender")[name].sum() for name in ("drafted", "steps"))
@@ -426,14 +432,7 @@ def test_times_of_requests_are_predicted_from_probed_costs(tmp_path: Path) -> No
 
 def test_drafts_of_a_pair_are_served_by_name() -> None:
     places = Places(Path("run"), {})
-    settings = latency_requests.Settings(
-        dataset="toy",
-        draft_len=3,
-        requests=2,
-        max_new_tokens=12,
-        contenders=["released", "before", "distilled"],
-        priced_by="costs",
-    )
+    settings = served(contenders=["released", "before", "distilled"], priced_by="costs")
     found = latency_requests.Inputs.locate([settings], places)
     assert found.drafts == {
         "released": Path("run/main/models/released"),
@@ -448,7 +447,7 @@ def test_drafts_of_a_pair_are_served_by_name() -> None:
 def test_request_experiment_in_llama_cpp(models: dict[str, Path], tmp_path: Path) -> None:
     inputs = recorded(models, tmp_path, [Answer(str(i), [1, 5, 9 + i], [0] * 12, False) for i in range(3)])
     inputs = inputs.model_copy(update={"drafts": inputs.drafts | {"itself": models["target"]}})
-    settings = latency_requests.Settings(dataset="toy", draft_len=3, requests=2, max_new_tokens=12, adaptive=True)
+    settings = served(adaptive=True)
     rows, run = latency_requests.run(settings, inputs, BENCH)
     names = {"none", "draft", "draft_adaptive", "itself", "itself_adaptive", "lookup", "lookup_first", "none_again"}
     names |= {"lookup_first_draft"}
@@ -466,7 +465,7 @@ def test_a_cell_serves_requests_from_any_number_on(models: dict[str, Path], tmp_
     lengths = [12, 9, 7, 5]
     answers = [Answer(str(i), [1, 5, 9 + i], [0] * n, False) for i, n in enumerate(lengths)]
     inputs = recorded(models, tmp_path, answers)
-    settings = latency_requests.Settings(dataset="toy", draft_len=2, requests=2, first=1, max_new_tokens=12)
+    settings = served(draft_len=2, first=1)
     rows, _ = latency_requests.run(settings, inputs, BENCH)
     assert rows.groupby("request_id")["tokens"].unique().map(list).to_dict() == {1: [9], 2: [7]}
     settings = settings.model_copy(update={"requests": 3, "probe_every": 2})
@@ -482,7 +481,7 @@ def test_a_cell_serves_requests_from_any_number_on(models: dict[str, Path], tmp_
 def test_lookup_is_always_sure_and_the_draft_after_it_is_not(models: dict[str, Path], tmp_path: Path) -> None:
     again = [1, 5, 9, 7, 11, 3] * 4
     inputs = recorded(models, tmp_path, [Answer(str(i), [*again, i], [0] * 16, False) for i in range(3)])
-    settings = latency_requests.Settings(dataset="toy", draft_len=3, requests=3, max_new_tokens=16, confidence=0.999)
+    settings = served(requests=3, max_new_tokens=16, confidence=0.999)
     rows, _ = latency_requests.run(settings, inputs, BENCH)
     sums = rows.groupby("contender")[["drafted", "accepted", "blocks", "steps"]].sum()
     # The draft is never that sure, so what is drafted was found by lookup alone; each block asks the draft at most once.
@@ -518,19 +517,13 @@ def test_a_speedup_is_over_plain_decoding_with_the_same_weights() -> None:
 def test_a_block_ends_where_the_draft_is_unsure(models: dict[str, Path], tmp_path: Path, temperature: float) -> None:
     inputs = recorded(models, tmp_path, [Answer(str(i), [1, 5, 9 + i], [0] * 24, False) for i in range(3)])
 
-    def served(confidence: float) -> pd.DataFrame:
-        settings = latency_requests.Settings(
-            dataset="toy",
-            draft_len=4,
-            requests=3,
-            max_new_tokens=24,
-            confidence=confidence,
-            temperature=temperature,
-        )
+    def rows_of(confidence: float) -> pd.DataFrame:
+        how = {"confidence": confidence, "temperature": temperature}
+        settings = served(draft_len=4, requests=3, max_new_tokens=24, **how)
         rows, _ = latency_requests.run(settings, inputs, BENCH)
         return rows.set_index("contender")
 
-    never, always = served(0.999), served(1e-6)
+    never, always = rows_of(0.999), rows_of(1e-6)
     assert {"draft", "draft_confident", "lookup", "lookup_first", "lookup_first_confident"} < set(never.index)
     unsure = never.loc["draft_confident"]
     assert (unsure["drafted"] == 0).all()
@@ -544,7 +537,7 @@ def test_a_block_ends_where_the_draft_is_unsure(models: dict[str, Path], tmp_pat
 def test_sampled_requests_in_llama_cpp(models: dict[str, Path], tmp_path: Path) -> None:
     inputs = recorded(models, tmp_path, [Answer(str(i), [1, 5, 9 + i], [0] * 40, False) for i in range(3)])
     inputs = inputs.model_copy(update={"drafts": inputs.drafts | {"itself": models["target"]}})
-    settings = latency_requests.Settings(dataset="toy", draft_len=3, requests=3, max_new_tokens=40, temperature=1)
+    settings = served(requests=3, max_new_tokens=40, temperature=1)
     rows, _ = latency_requests.run(settings, inputs, BENCH)
     assert set(rows["temperature"]) == {1.0}
     found = rows.set_index(["contender", "request_id"])["same_text"].groupby("contender").mean()
@@ -559,9 +552,7 @@ def test_sampled_requests_in_llama_cpp(models: dict[str, Path], tmp_path: Path) 
 
 @pytest.mark.parametrize("names", [["none"], ["lookup"], ["mine", "mine_adaptive"], ["mine", "mine_confident"]])
 def test_a_draft_is_not_named_as_a_contender_of_its_own(names: list[str]) -> None:
-    settings = latency_requests.Settings(
-        dataset="toy", draft_len=3, requests=2, max_new_tokens=12, adaptive=True, confidence=0.5
-    )
+    settings = served(adaptive=True, confidence=0.5)
     inputs = latency_requests.Inputs(target=Path(), drafts=dict.fromkeys(names, Path()), answers=Path("no answers"))
     with pytest.raises(UserError, match=f"a draft is named '{names[-1]}'"):
         latency_requests.run(settings, inputs, BENCH)
