@@ -217,6 +217,8 @@ def test_the_line_of_a_wrong_value_is_found_by_the_loader_that_read_it(tmp_path)
     [
         ({"stage": "offlin"}, r"offlin.*allowed: .*offline"),
         ({"fixed": FIXED | {"lr": 1}}, r"unknown key 'lr'.*learning_rate"),
+        ({"fixed": {"epochs": 1}}, r"learning_rate and batch are missing \(add them\)"),
+        ({"fixed": {"epochs": 1, "batch": 8}}, r"learning_rate is missing \(add it\)"),
         ({"fixed": FIXED | {"batch": 0}}, "batch.*greater than 0"),
         ({"axes": {"dataset": ["x"], "loss": ["kl"], "sample_source": ["teacher"]}}, r"loss.*'forward_kl'.*not 'kl'"),
         ({"axes": {"dataset": ["spidr"]}}, "unknown dataset 'spidr'.*spider"),

@@ -54,11 +54,11 @@ def validated(kind: type[S], values: Any, where: Place) -> S:
 def settings_error(
     error: ValidationError, where: Place | None = None, kind: type[BaseModel] | None = None
 ) -> UserError:
-    """The first fault in some settings of ``kind``, in one line; for an unknown key, with the known keys."""
+    """The first fault in some settings of ``kind``, in one line: an unknown key with the known ones, or all missing keys."""
     # A misspelt key also makes the right one missing; report the misspelling.
     first = min(error.errors(), key=lambda fault: fault["type"] != "extra_forbidden")
     loc = [part for part in first["loc"] if part != "[key]"]  # pydantic's mark for the key itself
-    key = ".".join(map(str, loc))
+    key = _name(first["loc"])
     within = f"{key}: " if key else ""
     what = f"{within}{first['msg'].removeprefix('Value error, ')}"
     by_hand = "see --help" if first["type"] == "value_error" else "give another value"
@@ -67,7 +67,10 @@ def settings_error(
         known = _keys(kind, first["loc"][:-1])
         what, remedy = f"unknown key {key!r}", f"allowed: {', '.join(known)}" if known else "remove it"
     elif first["type"] == "missing":
-        what, remedy = f"{key} is missing", "add it"
+        absent = [_name(fault["loc"]) for fault in error.errors() if fault["type"] == "missing"]
+        what, remedy = f"{', '.join(absent[:-1])} and {absent[-1]} are missing", "add them"
+        if len(absent) == 1:
+            what, remedy = f"{key} is missing", "add it"
     elif first["type"] == "string_type" and isinstance(first["input"], int | float):
         what = f"{within}{first['input']} is not a text"
         remedy = "on a command line let a name begin with a letter, and a path with ./; in a file use quotes"
@@ -76,6 +79,11 @@ def settings_error(
     elif first["type"] != "too_short" and not isinstance(first["input"], dict) and len(loc) == len(first["loc"]):
         what += f", not {first['input']!r}"
     return where.error(what, loc, remedy=remedy) if where else UserError(what, remedy=remedy)
+
+
+def _name(loc: Sequence[str | int]) -> str:
+    """The dotted name of a key, without pydantic's mark for the key itself."""
+    return ".".join(str(part) for part in loc if part != "[key]")
 
 
 def _keys(kind: Any, outer: Sequence[str | int]) -> list[str]:
