@@ -95,7 +95,10 @@ onstart:
 
 onsuccess:
     print(*dropped.lines(RUN.folder), sep="\n")
-    if RUN.config.dataset and (RUN.folder / "report.html").exists():
+    # A report that this call did not bring up to date may be of other prompts.
+    if RUN.config.dataset and any(
+        job.rule.name == "report" for job in workflow.dag.jobs
+    ):
         shell("draftlab summary --results {RUN.folder:q} --answer")
 
 

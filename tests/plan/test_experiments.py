@@ -163,6 +163,14 @@ def test_raw_files_that_are_missing_or_unreadable_are_refused_unless_no_cell_nee
     plan.load_run({"dataset": "mine.jsonl"}, WORKFLOW).check_data()
 
 
+@pytest.mark.parametrize("text", ["", "\n \n"])
+@pytest.mark.parametrize("template", [{}, {"template": "rendered"}])
+def test_a_file_without_rows_is_refused_before_any_job(tmp_path, text, template):
+    (tmp_path / "none.jsonl").write_text(text)
+    with pytest.raises(UserError, match=r"none\.jsonl: it has no rows"):
+        plan.load_run({"dataset": "none.jsonl"} | template, WORKFLOW).check_data()
+
+
 def test_prompts_in_a_chat_template_need_the_template_rendered(tmp_path):
     for texts, is_refused in ((["[INST] a [/INST]", "[INST] b [/INST]", "c"], True), (["[INST] a", "b"], False)):
         (tmp_path / "log.txt").write_text("\n".join(texts))

@@ -143,7 +143,13 @@ def test_your_own_prompts_replace_the_datasets(checkout):
     mine.write_text("\n".join([*lines, "{broken"]) + "\n")
     model = checkout / "results/smoke/main/models/target"
     wanted = "experiments=osd_offline,mdss_acceptance"
-    snakemake(checkout, "--config", "scale=smoke", f"dataset={mine}", f"target={model}", wanted)
+    config = ("--config", "scale=smoke", f"dataset={mine}", f"target={model}", wanted)
+    answer = "Report   results/smoke-dataset-target/report.html"
+    assert answer in snakemake(checkout, *config)
+    made = "results/smoke-dataset-target/data/prompts/prompts.jsonl"
+    assert answer not in snakemake(checkout, made, "--forcerun", "clean", *config), (
+        "no job of this call made the report"
+    )
     assert not (checkout / "hacked.jsonl").exists()
     results = checkout / "results" / "smoke-dataset-target"
     for table in ("osd_offline", "mdss_acceptance"):

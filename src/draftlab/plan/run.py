@@ -104,9 +104,11 @@ class Run(Settings):
                 where = error.filename or self.raw_folder
                 raise UserError(str(error.strerror), file=where, remedy="make it readable") from None
         template = self.settings.pairs[MAIN].answers.template
-        if self.raw_folder and "prompts" in needed and template != "rendered":
-            rows = sources.RawFiles(registry.find("prompts"), Path(self.raw_folder)).rows("train")
-            if cleaners.are_rendered(rows, template):
+        if self.raw_folder and "prompts" in needed:
+            own = sources.RawFiles(registry.find("prompts"), Path(self.raw_folder))
+            if next(own.rows("train"), None) is None:
+                raise UserError("it has no rows", file=self.raw_folder, remedy="name a file of prompts")
+            if template != "rendered" and cleaners.are_rendered(own.rows("train"), template):
                 remedy = "encode them as they are: template=rendered (draftlab verdict: --template rendered)"
                 raise UserError("most prompts are in a chat template already", file=self.raw_folder, remedy=remedy)
 
