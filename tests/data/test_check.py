@@ -72,6 +72,15 @@ def test_counts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("rows", "message"),
+    [([], "mine.jsonl: it has no rows"), ([{"prompt": "Why?"}] * 3, r"two different prompts \(see the counts above\)")],
+)
+def test_a_file_that_no_run_could_use_is_refused(tmp_path: Path, rows: list[dict[str, object]], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        check.check_file(write(tmp_path / "mine.jsonl", rows))
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n",

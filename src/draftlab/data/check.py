@@ -247,5 +247,7 @@ def check_file(
     print(table(report))
     if out is not None:
         write_json(out, {**asdict(report), "usable": report.usable})
+    if not report.read:
+        raise UserError("it has no rows", file=file, remedy="name a file of prompts")
     if not report.usable:
-        raise UserError("it has fewer than two different prompts", file=file, remedy="see the reasons above")
+        raise UserError("it has fewer than two different prompts", file=file, remedy="see the counts above")
