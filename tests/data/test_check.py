@@ -67,6 +67,7 @@ def test_counts(tmp_path: Path) -> None:
     assert report.rejected == {"prompt is empty": 1, "prompt is int, not text": 1}
     assert report.first_rejected["prompt is empty"].startswith("line 12: ")
     assert sum(report.languages.values()) == 12
+    assert "0 (a run cannot train a target on them: give it target=MODEL)" in check.table(report)
     check.check_file(file, out=tmp_path / "report.json")
     assert json.loads((tmp_path / "report.json").read_text())["usable"] is True
 

@@ -204,7 +204,7 @@ def table(report: FileSummary) -> str:
         ("prompts kept", report.kept),
         ("first prompt", report.first_prompt or "none"),
         *((name, count) for name, count in of_conversations.items() if count),
-        ("with a reference", report.references),
+        ("with a reference", report.references or "0 (a run cannot train a target on them: give it target=MODEL)"),
         ("duplicates", report.duplicates),
         ("also in the other file", "not asked" if report.overlap is None else report.overlap),
         (f"prompt, {report.length_unit}", spread(report.prompt_lengths)),
