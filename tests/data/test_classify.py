@@ -83,6 +83,20 @@ def test_the_verb_writes_labels_and_their_agreement(tmp_path: Path, capsys: pyte
     assert capsys.readouterr().out == f"language: {agree} of 20 predictions agree with the label\n"
 
 
+def test_requests_without_labels_have_no_accuracy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_jsonl(tmp_path / "in", [Prompt("1", "d", "train", "Why is the sky blue today?", None, {})])
+    classify.classify_file(
+        prompts=tmp_path / "in", label="language", method="langid", out=tmp_path / "out", report=tmp_path / "report"
+    )
+    assert read_json(tmp_path / "report")["accuracy"] is None
+    assert "language: 1 requests labelled; none came with a label" in capsys.readouterr().out
+    with pytest.raises(UserError, match="langid finds languages, not topics"):
+        classify.classify_file(
+            prompts=tmp_path / "in", label="topic", method="langid", out=tmp_path / "q", report=tmp_path / "r"
+        )
+    assert not (tmp_path / "q").exists()
+
+
 def test_a_file_of_ones_own_has_to_be_made_first(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text('{"prompt": "Why?"}\n')
     with pytest.raises(UserError, match="run draftlab data make first"):

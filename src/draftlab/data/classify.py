@@ -88,6 +88,8 @@ def classifier_of(
 ) -> Classifier:
     """The classifier of a ``method``: naive Bayes learns from the ``labelled`` requests, and ``model`` names one on the hub."""
     if method == "langid":
+        if label == "topic":
+            raise UserError("langid finds languages, not topics", remedy="use naive_bayes or hub")
         return languages
     if method == "hub":
         if not model:
@@ -108,9 +110,9 @@ class Evaluation:
     confusion: dict[str, dict[str, int]]
 
     @property
-    def accuracy(self) -> float:
-        """The share of labelled requests whose predicted label is the true one."""
-        return self.correct / self.labelled if self.labelled else float("nan")
+    def accuracy(self) -> float | None:
+        """The share of labelled requests whose predicted label is the true one; None without labelled requests."""
+        return self.correct / self.labelled if self.labelled else None
 
 
 def classify(prompts: Sequence[Prompt], classifier: Classifier, label: Label) -> tuple[list[Prompt], Evaluation]:
@@ -162,4 +164,7 @@ def classify_file(
     marked, agreement = classify(requests, classifier, label)
     write_jsonl(out, marked)
     write_json(report, {"method": method, "accuracy": agreement.accuracy, **asdict(agreement)})
-    print(f"{label}: {agreement.correct} of {agreement.labelled} predictions agree with the label")
+    if agreement.labelled:
+        print(f"{label}: {agreement.correct} of {agreement.labelled} predictions agree with the label")
+    else:
+        print(f"{label}: {len(marked)} requests labelled; none came with a label to compare with")
