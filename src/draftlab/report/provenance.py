@@ -25,24 +25,30 @@ DIGESTED = ("tables", "pairs", "models")
 
 
 def trace(figure: Path) -> Iterator[str]:
-    """Yield the provenance of a figure or table in ``results/<run>/figures`` or ``paper_figures/<run>``, one line per item."""
-    experiment = figure.stem
+    """Yield the provenance of a figure or table in ``results/<run>/figures`` or ``paper_figures/<run>``, one line per item.
+
+    The rows behind them work too: ``results/<run>/<experiment>.csv`` and ``paper_figures/<run>/data/<experiment>.csv.gz``.
+    """
+    experiment = figure.name.partition(".")[0]
     if not figure.exists():
         remedy = "check the path; a run draws its figures into results/RUN/figures"
         raise UserError("no such figure", file=figure, remedy=remedy)
-    folder = figure.parent
-    if (folder / "data" / RECORD).exists():
-        known = read_json(folder / "data" / RECORD)
+    data = next((place for place in (figure.parent / "data", figure.parent) if (place / RECORD).exists()), None)
+    if data:
+        known = read_json(data / RECORD)
         if experiment not in known:
-            raise UserError(f"no record of {experiment}", file=folder / "data" / RECORD, remedy="publish it again")
-        table, record = folder / "data" / f"{experiment}.csv.gz", known[experiment]
+            raise UserError(f"no record of {experiment}", file=data / RECORD, remedy="publish it again")
+        table, record = data / f"{experiment}.csv.gz", known[experiment]
         if record["table"]["sha256"] != hashlib.sha256(table_bytes(table)).hexdigest():
             raise UserError("the table is not the one that was published", file=table, remedy="publish it again")
     else:
-        run = folder.resolve().parent  # the parent of "." or ".." is another folder
+        folder = figure.parent.resolve()  # the parent of "." or ".." is another folder
+        is_rows = not (folder.parent / f"{experiment}.csv").exists() and figure.name == f"{experiment}.csv"
+        run = folder if is_rows else folder.parent
         table = run / f"{experiment}.csv"
         record = describe(run, experiment)
-    yield f"figure   {figure}  sha256 {sha256(figure)[:16]}"
+    if figure.resolve() != table.resolve():
+        yield f"figure   {figure}  sha256 {sha256(figure)[:16]}"
     yield from _lines(record, table)
 
 
@@ -143,6 +149,6 @@ def show(figure: tyro.conf.Positional[Path]) -> None:
     """Print where a figure comes from: its table, runs, models, answers and raw data.
 
     **Arguments:**
-    - `figure`: a figure, in a run's folder or in paper_figures/
+    - `figure`: a figure or its table, in a run's folder or in paper_figures/
     """
     print(*trace(figure), sep="\n")
