@@ -958,6 +958,33 @@ def test_a_log_too_short_is_not_yet_known_before_any_work(tmp_path: Path, capsys
     assert len({folder for folder, _ in run(two, tmp_path / "out")}) == 2, "neither replaces the other's verdict"
 
 
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([], "usable requests: 0 of 0 .see draftlab data check"),
+        (['{"prompt": "Why?"}'] * 70, "usable requests: 1 of 70 .see draftlab data check"),
+        (['{"text_": "Why?"}'] * 70, "usable requests: 0 of 70; 70 no prompt or text"),
+    ],
+)
+def test_a_log_that_cannot_be_used_says_how_many_requests_it_has(tmp_path: Path, rows: list[str], message: str):
+    with pytest.raises(UserError, match=message):
+        run(VerdictSettings(answer_file(tmp_path, rows), target="no/such"), tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"temperature": 0.5, "top_p": 1.5}, "--top-p is 1.5 .give more than 0 and at most 1"),
+        ({"temperature": 0.5, "top_k": -1}, "--top-k is -1"),
+        ({"temperature": 0.5, "min_p": 2.0}, "--min-p is 2.0 .give 0 to 1"),
+        ({"answer_tokens": 0}, "--answer-tokens is 0 .give 1 or more"),
+    ],
+)
+def test_a_setting_out_of_bounds_is_named_as_it_was_given(tmp_path: Path, changed: dict[str, Any], message: str):
+    with pytest.raises(UserError, match=message):
+        run(VerdictSettings(answer_file(tmp_path, []), target="no/such", **changed), tmp_path / "out")
+
+
 def runs_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *changes: dict[str, Any]) -> list[Run]:
     """The runs that a verdict starts, one for each choice of settings; none of them is carried out."""
     make_results(tmp_path / "pair")

@@ -107,8 +107,9 @@ def run(settings: VerdictSettings, out: Path | None) -> list[tuple[Path, Verdict
     _check_sampling(settings)
     log = check.check(settings.traffic)
     if not log.usable:
-        reasons = ", ".join(f"{n} {why}" for why, n in log.rejected.items()) or "it is empty"
-        raise UserError(f"no usable request: {reasons}", file=settings.traffic, remedy="see draftlab data check FILE")
+        reasons = ", ".join(f"{n} {why}" for why, n in log.rejected.items())
+        what = f"usable requests: {log.kept - log.duplicates} of {log.read}" + (f"; {reasons}" if reasons else "")
+        raise UserError(what, file=settings.traffic, remedy="see draftlab data check FILE")
     distinct = log.kept - log.duplicates
     left_out = dict(log.rejected) | ({"duplicates": log.duplicates} if log.duplicates else {})
     verdicts: list[tuple[Path, Verdict | None]] = []
@@ -380,6 +381,20 @@ def _check_sampling(settings: VerdictSettings) -> None:
         raise UserError(
             what, remedy="give 0 to 1: above it, too much probability lies beyond the tokens that are recorded"
         )
+    bounds = [
+        ("top-p", settings.top_p, 0 < settings.top_p <= 1, "more than 0 and at most 1"),
+        ("top-k", settings.top_k, settings.top_k >= 0, "a number of tokens, or 0 for all"),
+        ("min-p", settings.min_p, 0 <= settings.min_p <= 1, "0 to 1"),
+        (
+            "answer-tokens",
+            settings.answer_tokens,
+            settings.answer_tokens is None or settings.answer_tokens > 0,
+            "1 or more",
+        ),
+    ]
+    for name, value, fits, allowed in bounds:
+        if not fits:
+            raise UserError(f"--{name} is {value}", remedy=f"give {allowed}")
     if not settings.temperature and (cuts := _cuts(settings)):
         raise UserError(f"{', '.join(cuts)} at temperature 0", remedy="give --temperature: greedy answers are not cut")
 
