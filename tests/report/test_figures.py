@@ -193,6 +193,17 @@ def test_marks_stand_on_their_own_lines(known):
     assert all(line.get_marker() not in ("", "None") for line in lines if line.get_linestyle() != "None")
 
 
+def test_a_difference_of_a_single_request_is_in_brackets(known):
+    """Its spread is not known, so nothing says that its interval leaves out 0."""
+    table = _table("beyond_regime")
+    one = table[table["request_id"] == table["request_id"].iloc[0]]
+    one = one.groupby(["entropy_class", "target_temperature", "draft_temperature"]).head(1)
+    figure = figures.figure("beyond_regime", one[one["dataset"] == one["dataset"].iloc[0]], "laptop", known)
+    written = [text.get_text() for ax in figure.axes for text in ax.texts]
+    assert written
+    assert all(text.startswith("(") for text in written)
+
+
 def test_a_panel_of_one_dataset_counts_no_others(known):
     rows = pd.DataFrame({"dataset": ["gsm8k", "spider"] * 6, "x": [1, 1, 2, 2] * 3, "request_id": range(12)})
     rows = rows.assign(kind="a", good=1, all=2)

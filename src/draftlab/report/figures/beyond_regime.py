@@ -51,7 +51,8 @@ def _draw_map(ax: Axes, table: pd.DataFrame, rival: str, key: str) -> None:
         row, column = levels.index(level), drafts.index(draft)
         shown[row, column] = gap.estimate
         text = f"{100 * gap.estimate:+.1f}"
-        ax.text(column, row, f"({text})" if gap.low <= 0 <= gap.high else text, ha="center", va="center", fontsize=6)
+        is_sure = gap.low > 0 or gap.high < 0  # a single request has no interval
+        ax.text(column, row, text if is_sure else f"({text})", ha="center", va="center", fontsize=6)
     largest = np.nanmax(np.abs(shown))
     ax.imshow(shown, cmap="PuOr", vmin=-largest, vmax=largest, origin="lower", aspect="auto", alpha=0.5)
     ax.set_xticks(range(len(drafts)), [f"{value:g}" for value in drafts])
