@@ -142,6 +142,17 @@ def test_the_share_of_eq_1_is_measured_over_promised():
     assert float(share[1]) == pytest.approx(rows["speedup"].sum() / rows["eq1"].sum(), abs=0.006)
 
 
+def test_without_a_value_it_is_silent():
+    """A dataset in which nothing was drafted has no alpha."""
+    table = tidy.derive("osd_offline", TABLES["osd_offline"]())
+    nothing = {"overlap": 0.0, "visited": 0}
+    assert _sentence("osd_offline", table.assign(**nothing)) == ""
+    first = table["dataset"] == table["dataset"].iloc[0]
+    sentence = _sentence("osd_offline", pd.concat([table[first].assign(**nothing), table[~first]]))
+    assert "(GSM8K: " in sentence
+    assert "nan" not in sentence.replace("Finance", "")
+
+
 def test_without_the_rows_it_is_silent():
     table = tidy.derive("osd_online", TABLES["osd_online"]())
     assert _sentence("osd_online", table[table["method"] != "online"]) == ""

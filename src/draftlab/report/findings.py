@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import replace
+from math import isfinite
 from typing import Any
 
 import pandas as pd
@@ -38,7 +39,7 @@ def takeaway(finding: str) -> str:
 
 
 def sentence(experiment: str, table: pd.DataFrame, finding: Finding) -> str:
-    """Write one finding as a sentence; empty if the table does not have the rows that it compares."""
+    """Write one finding as a sentence; empty if the table has no rows, or no values, that it compares."""
     for filters in (finding.left, finding.right):
         _check_filters(experiment, table, filters if isinstance(filters, dict) else {})
     layout = tables.layout_of(experiment, table)
@@ -46,10 +47,11 @@ def sentence(experiment: str, table: pd.DataFrame, finding: Finding) -> str:
     right = replace(left, where=finding.right) if isinstance(finding.right, dict) else finding.right
     contrast, source = Contrast(left, right, finding.each, finding.best), Tables({experiment: table})
     pooled = compute(contrast, source)
-    if pooled is None:
+    if pooled is None or not isfinite(pooled.value.estimate):
         return ""
     digits = digits_of([pooled.value], layout.digits) if finding.digits is None else finding.digits
     groups = compute_each(contrast, source) if finding.each else []
+    groups = [result for result in groups if isfinite(result.value.estimate)]
     sign = "+" if finding.best or finding.right != 0 else ""  # an estimate that is compared with 0 is not a difference
     parts = [f"{_describe(result.group)}: {_show_group(result, digits, sign)}" for result in groups]
     sides = {decide(result.value) for result in groups} if finding.apart else {decide(pooled.value)}
