@@ -1,5 +1,9 @@
 """Printed tables: the numbers, the bold, the three formats."""
 
+import itertools
+import math
+
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -58,6 +62,34 @@ def test_a_small_number_is_not_shown_as_0():
     page = tables.arrange(cells, Layout(rows=["dataset"]), HITS)
     shown = ["0.0131 [0.0112, 0.0154]", "0.00008 [0.00005, 0.00011]", "0.0000 [-0.0010, 0.0010]"]
     assert page.iloc[:, 1].tolist() == shown
+
+
+def test_a_cell_without_a_value_is_a_dash():
+    rows = pd.DataFrame([("a", math.nan, math.nan, math.nan)], columns=["dataset", "estimate", "ci_low", "ci_high"])
+    page = tables.arrange(rows.assign(best=False), Layout(rows=["dataset"]), HITS)
+    assert page.iloc[0, 1] == "–"
+
+
+def test_numbers_above_the_row_of_all_rows_read_as_in_markdown(tmp_path):
+    """The label of the last row makes words of the numbers above it in the CSV file."""
+    keys = pd.DataFrame({"draft_temperature": [1.0, 0.25, tables.ALL], "draft_len": [0, 5, tables.ALL]})
+    cells = keys.assign(estimate=1.0, ci_low=math.nan, ci_high=math.nan, best=False)
+    layout = Layout(rows=list(keys))
+    cells.to_csv(tmp_path / "t.csv", index=False)
+    page = tables.arrange(tables.read_cells(tmp_path / "t.csv"), layout, HITS)
+    assert page.equals(tables.arrange(cells, layout, HITS))
+    assert page.iloc[:, 0].tolist() == ["1", "0.25", tables.ALL]
+
+
+def test_values_that_would_read_the_same_stay_apart():
+    """Two classes of a log may be called data_science and data science."""
+    names = ["data_science", "data science", "other_class"]
+    keys = pd.DataFrame(itertools.product(names, names), columns=["dataset", "method"])
+    cells = keys.assign(estimate=np.arange(9.0), ci_low=math.nan, ci_high=math.nan, best=False)
+    page = tables.arrange(cells, Layout(rows=["dataset"], columns=["method"]), HITS)
+    shown = ["data_science", "data science", "other class"]
+    assert page["dataset"].tolist() == list(page)[1:] == shown
+    assert page["other class"].tolist() == ["2.000", "5.000", "8.000"]
 
 
 def test_a_stream_too_short_for_the_window_gives_an_empty_table(tmp_path):
@@ -221,6 +253,6 @@ def test_labels_of_a_dataset_are_text_in_every_format():
         "50% & more_$x$ #1 ~^{}",
         "two lines",
     ]
-    assert [tables._inert(label) for label in ("=1+1", "+x", "-x", "@x", "-0.5", "plain", 3)] == [
-        "'=1+1", "'+x", "'-x", "'@x", "-0.5", "plain", 3,
+    assert [tables._inert(label) for label in ("=1+1", "+x", "-x", "-2+3", "@x", "-0.5", "plain", 3)] == [
+        "'=1+1", "'+x", "'-x", "'-2+3", "'@x", "-0.5", "plain", 3,
     ]  # fmt: skip

@@ -7,8 +7,10 @@ an interval without 0, so a number is never bold by chance alone.
 from __future__ import annotations
 
 import itertools
+import math
 import re
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -182,12 +184,22 @@ MARKDOWN = str.maketrans(
 
 def _inert(label: object) -> object:
     """Prefix a label that a spreadsheet would read as a formula with an apostrophe."""
-    return f"'{label}" if isinstance(label, str) and re.match(r"[=+@\t\r]|-(?![\d.])", label) else label
+    return f"'{label}" if isinstance(label, str) and re.match(r"[=+@\t\r]|-(?![\d.]+$)", label) else label
 
 
 def read_cells(path: Path) -> pd.DataFrame:
     """Read the CSV file of cells that ``write`` wrote."""
-    return read_table(path, keep_default_na=False, na_values={key: [""] for key in ("estimate", "ci_low", "ci_high")})
+    cells = read_table(path, keep_default_na=False, na_values={key: [""] for key in ("estimate", "ci_low", "ci_high")})
+    return cells.apply(lambda column: _numbers(column) if column.eq(ALL).any() else column)
+
+
+def _numbers(labels: pd.Series) -> pd.Series:
+    """Labels that are numbers, apart from the row of all rows, as numbers again; other labels unchanged."""
+    known = labels[labels != ALL]
+    if pd.to_numeric(known, errors="coerce").isna().any():
+        return labels
+    numbers = {text: int(text) if text.isdigit() else float(text) for text in known}
+    return pd.Series([numbers.get(text, text) for text in labels], labels.index, dtype=object)
 
 
 def header(page: pd.DataFrame, layout: Layout) -> list[str]:
@@ -209,7 +221,11 @@ def arrange(cells: pd.DataFrame, layout: Layout, measure: Measure, bold: Callabl
     if layout.columns:
         settings = tidy.records(cells[list(layout.columns)])
         names = [", ".join(dict.fromkeys(itertools.starmap(setting, cell.items()))) for cell in settings]
-    labels = {key: [_row_label(key, value) for value in cells[key].tolist()] for key in layout.rows}
+        names = _distinct([", ".join(map(str, cell.values())) for cell in settings], names)
+    labels = {
+        key: _distinct(list(map(str, cells[key])), [_row_label(key, value) for value in cells[key].tolist()])
+        for key in layout.rows
+    }
     flat = pd.DataFrame(labels).assign(_name=names, _text=texts)
     page = flat.pivot(index=list(layout.rows), columns="_name", values="_text")
     order = flat[list(layout.rows)].drop_duplicates()
@@ -220,6 +236,13 @@ def arrange(cells: pd.DataFrame, layout: Layout, measure: Measure, bold: Callabl
     return page.reset_index()
 
 
+def _distinct(values: Sequence[str], texts: Sequence[str]) -> list[str]:
+    """The ``texts`` for readers, but the values themselves where two of them would read the same, such as ``a_b`` and ``a b``."""
+    read_as = dict(zip(values, texts, strict=True))
+    times = Counter(read_as.values())
+    return [value if times[text] > 1 else text for value, text in zip(values, texts, strict=True)]
+
+
 def _own_digits(value: Interval, digits: int) -> int:
     """The decimals of one cell: more than the table's ``digits`` if they would hide that a small value differs from 0, or its interval."""
     low, estimate, high = (round(number, digits) for number in (value.low, value.estimate, value.high))
@@ -228,7 +251,9 @@ def _own_digits(value: Interval, digits: int) -> int:
 
 
 def _text(value: Interval, digits: int, bold: Callable[[str], str]) -> str:
-    """An estimate with its interval, if it has one that is not a point."""
+    """An estimate with its interval, if it has one that is not a point; a dash where nothing was counted."""
+    if math.isnan(value.estimate):
+        return "–"
     number = bold(f"{value.estimate:.{digits}f}")
     return number if not value.low < value.high else f"{number} [{value.low:.{digits}f}, {value.high:.{digits}f}]"
 
