@@ -43,7 +43,7 @@ def _run(folder: Path, known: published.Published) -> Path:
             record.write_text(
                 json.dumps(
                     {
-                        "settings": {"dataset": cell, "learning_rate": 0.002},
+                        "settings": {"dataset": cell, "learning_rate": 0.002, "a_long_name": {"of_a_setting_in_another": 1}},
                         "digest": "d1gest",
                         "machine": {"processor": HOSTILE[0]},
                     }
@@ -263,3 +263,17 @@ def test_light_and_dark_both_have_contrast(browser):
     browser.find_element("id", "theme").click()
     assert browser.execute_script("return getComputedStyle(document.body).backgroundColor") != before
     assert contrast(browser) >= 4.5
+
+
+def test_a_narrow_screen_scrolls_only_inside_tables(browser):
+    """At 320 pixels, the width at which a page must still reflow (WCAG 2.1, 1.4.10)."""
+    screen = {"width": 320, "height": 800, "deviceScaleFactor": 1, "mobile": True}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+    try:
+        browser.execute_script("""
+            for (const details of document.querySelectorAll("details")) details.open = true;
+            for (const article of document.querySelectorAll("article")) article.style.contentVisibility = "visible";
+        """)
+        assert browser.execute_script("return document.documentElement.scrollWidth") == 320
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
