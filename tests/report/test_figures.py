@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from pydantic import ValidationError
 
 from draftlab import plan
@@ -202,6 +203,17 @@ def test_a_difference_of_a_single_request_is_in_brackets(known):
     written = [text.get_text() for ax in figure.axes for text in ax.texts]
     assert written
     assert all(text.startswith("(") for text in written)
+
+
+def test_both_scores_are_counted_and_one_temperature_has_marks(known):
+    table = _table("mdss_quality")
+    kept = (table["dataset"] != "wmt16") | (table["request_id"] == table["request_id"].iloc[0])
+    figure = figures.figure("mdss_quality", table[kept], "laptop", known)
+    assert f"n = 1–{table['request_id'].nunique()} requests" in " ".join(figure.get_supxlabel().split())
+    plain = table["scheme"] == "plain"
+    one = table["draft_temperature"] == table["draft_temperature"].max()
+    figure = figures.figure("mdss_quality", table[one | plain], "laptop", known)
+    assert len(figure.axes[0].containers) == table.loc[table["identical"] & one & ~plain, "scheme"].nunique()
 
 
 def test_a_panel_of_one_dataset_counts_no_others(known):
@@ -423,6 +435,16 @@ def test_no_figure_depends_on_all_figures(name):
     """Else an edit of one would redraw it too."""
     source = (Path(figures.__file__).parent / f"{name}.py").read_text()
     assert "from draftlab.report.figures import" not in source
+
+
+def test_a_price_in_a_name_is_no_formula(known):
+    table = _table("osd_arena_classes")
+    first, second = table["group"].unique()[:2]
+    named = table.assign(group=table["group"].replace({first: "$5 off $6", second: r"$\frac$"}))
+    figure = figures.figure("osd_arena_classes", named, "laptop", known, "All at $5 or $6")
+    FigureCanvasAgg(figure).draw()
+    texts = {text.get_text(): text for text in figure.findobj(Text)}
+    assert not any(texts[name].get_parse_math() for name in ("$5 off $6", r"$\frac$", "All at $5 or $6"))
 
 
 def test_a_footer_ends_its_lines_between_two_facts():

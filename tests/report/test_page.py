@@ -43,7 +43,11 @@ def _run(folder: Path, known: published.Published) -> Path:
             record.write_text(
                 json.dumps(
                     {
-                        "settings": {"dataset": cell, "learning_rate": 0.002, "a_long_name": {"of_a_setting_in_another": 1}},
+                        "settings": {
+                            "dataset": cell,
+                            "learning_rate": 0.002,
+                            "a_long_name": {"of_a_setting_in_another": 1},
+                        },
                         "digest": "d1gest",
                         "machine": {"processor": HOSTILE[0]},
                     }

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from draftlab.report.figures.curves import curves
 from draftlab.report.figures.printed import printed_points
-from draftlab.report.figures.style import LOOKS, counted, footer, in_order, legend, level, panels, seeds
+from draftlab.report.figures.style import LOOKS, counted, footer, legend, level, panels, seeds
 from draftlab.report.published import Published
 from draftlab.report.tidy import ratio_table, records
 
@@ -25,20 +25,15 @@ PRINTED = {
 def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     """Plot ROUGE-L and BLEU in rows, drafts of one temperature and of two in columns; hollow marks are the printed scores."""
     figure, axes = panels(2, 2, height=1.6, sharex="col", sharey="row")
-    n = pd.Series(dtype=int)
+    counts = []
     for (row, metric), (column, identical) in itertools.product(enumerate(METRICS), enumerate((True, False))):
         dataset, label = METRICS[metric]
         ax = axes[row, column]
         estimates = _estimates(table[(table["dataset"] == dataset) & (table["identical"] == identical)], metric)
-        n = estimates["n"]
+        counts.append(estimates["n"])
         claim, x = PRINTED[metric, identical]
         rated = estimates[estimates["scheme"] != "plain"]
-        schemes = in_order(rated["scheme"].tolist(), LOOKS)
-        apart = 0.03 * (rated["scheme"].map(schemes.index) - (len(schemes) - 1) / 2)
-        shifted = rated.assign(
-            draft_temperature=rated["draft_temperature"] + apart
-        )  # so that no interval hides another
-        curves(ax, shifted, "draft_temperature", "scheme", list(LOOKS))
+        curves(ax, rated, "draft_temperature", "scheme", list(LOOKS), apart=0.03)
         for plain in records(_estimates(table[(table["dataset"] == dataset) & (table["scheme"] == "plain")], metric)):
             level(ax, plain, LOOKS["plain"], alpha=0.12)
         printed = published.of(claim)
@@ -55,7 +50,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     footer(
         figure,
         scale,
-        f"{counted(n)} requests per point",
+        f"{counted(pd.concat(counts))} requests per point",
         "bars and band: 95 % bootstrap",
         seeds(table),
         "hollow: printed",

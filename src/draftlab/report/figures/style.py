@@ -21,6 +21,7 @@ from matplotlib.backends.backend_pdf import FigureCanvasPdf
 from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
+from matplotlib.text import Text
 from matplotlib.textpath import TextToPath
 from numpy.typing import ArrayLike
 from PIL import Image
@@ -155,6 +156,9 @@ def finish(figure: Figure, title: str) -> None:
             figure.legends[0].get_title().set_multialignment("center")
         else:
             figure.suptitle(text, **TITLE)
+    for drawn in figure.findobj(Text):
+        if "$" in drawn.get_text() and r"\mathdefault" not in drawn.get_text():  # a price in a name, not a power of ten
+            drawn.set_parse_math(False)
 
 
 def wrap(text: str, width: int) -> str:
