@@ -31,7 +31,8 @@ from draftlab.models.ngrams import Ngrams
 from draftlab.models.tokenizer import train_tokenizer
 from draftlab.plan.run import Run, run_of
 from draftlab.report import card, verdict_command
-from draftlab.report.verdict_command import VerdictSettings, alone, commands, judge_run, lines, page, run
+from draftlab.report.verdict_command import VerdictSettings, alone, judge_run, lines, run
+from draftlab.report.verdict_page import commands, page
 from draftlab.serving import costs as block_costs
 from draftlab.serving import verdict
 from draftlab.serving.acceptance import AcceptanceCurves
@@ -518,7 +519,7 @@ def test_requests_larger_than_the_cache_are_counted_and_said(tmp_path: Path, tra
     found = decide(rows, small, rate=2.0, trace=arrivals)
     assert all(at.left_out == {TOO_LARGE: 3} for at in found.load["distilled"])
     assert verdict.lines(found)[3].endswith(f"; left out: 3 {TOO_LARGE}")
-    assert f"Left out: 3 {TOO_LARGE}." in page(found, ASKED, tmp_path, "D", tmp_path)
+    assert f"Left out: 3 {TOO_LARGE}." in page(found, tmp_path, "D", tmp_path)
     assert "left out" not in verdict.lines(decide(rows, rate=2.0, trace=arrivals))[3]
 
 
@@ -537,7 +538,7 @@ def test_a_load_has_an_answer_of_its_own(tmp_path: Path):
         assert first.endswith("times as fast, one request at a time")
         assert measured.startswith("One request at a time, 60 held-out requests; costs ")
         assert rates.startswith("Fastest under load: ")
-        assert under in page(found, ASKED, tmp_path, "", tmp_path)
+        assert under in page(found, tmp_path, "", tmp_path)
         seen[found.load_verdict] = under
     assert seen["yes"].startswith("Yes: under a load of 0.1/s the draft distilled on this traffic makes requests 1.")
     assert seen["no"] == "No: under a load of 50/s requests are fastest without a draft"
@@ -612,7 +613,7 @@ def test_payback_is_not_known_on_another_machine_or_from_few_requests(tmp_path: 
         found = decide(rows, costs)
         assert found.options[-1].update_seconds == 30
         assert found.options[-1].payback_requests is None
-        text = html.unescape(page(found, ASKED, tmp_path, "", tmp_path))
+        text = html.unescape(page(found, tmp_path, "", tmp_path))
         assert f"<td>30 s</td>\n<td>{why}" in text
     assert decide(many).options[-1].payback_unknown == ""
 
@@ -622,7 +623,7 @@ def test_an_update_says_what_it_stores_and_sends(tmp_path: Path):
     found = decide(pd.concat([table(0.8), table(0.7, option="kept_learning")]))
     assert [option.recorded_bytes for option in found.options] == [4_000_000] * 2
     assert [option.sent_bytes for option in found.options] == [2_000_000, 18_000_000]
-    text = page(found, ASKED, tmp_path, "", tmp_path)
+    text = page(found, tmp_path, "", tmp_path)
     assert "4.0 MB of the target's recorded distributions" in text
     assert "2.0 MB for the draft distilled on this traffic, 18.0 MB for the draft that keeps learning on it (" in text
 
@@ -646,7 +647,7 @@ def test_a_learning_curve_says_what_twice_the_requests_would_add(tmp_path: Path)
     said = (
         f"on the first 0, 50, 100, 400 requests, the draft has an acceptance of 0.20, 0.40, 0.50, {now:.2f}. Twice the"
     )
-    text = page(found, ASKED, tmp_path, "", tmp_path)
+    text = page(found, tmp_path, "", tmp_path)
     assert f"{said} requests would add about {adds.show()}." in text
 
 
@@ -824,7 +825,7 @@ def test_a_draft_that_pays_while_it_is_sure_is_named_with_its_threshold(tmp_path
     (tmp_path / "verdict.json").write_text(found.model_dump_json())
     promise = read_promise(tmp_path / "verdict.json")
     assert (promise.option, promise.threshold) == ("distilled_confident", 0.45)
-    text = page(found, ASKED, tmp_path, "D", tmp_path)
+    text = page(found, tmp_path, "D", tmp_path)
     assert "--confidence 0.45" in text
     assert "at most, confidence 0.45" in text
     two = pd.concat([rows, table(0.5, option="distilled_confident", threshold=0.3)])
@@ -837,9 +838,8 @@ def test_a_draft_that_pays_while_it_is_sure_is_named_with_its_threshold(tmp_path
 
 def test_the_page_says_what_the_json_says_and_asks_nobody(tmp_path: Path):
     rows = pd.concat([table(0.3, option="as_it_comes"), table(0.8, spread=0.1)])
-    found = decide(rows, rate=2.0).model_copy(update={"log": "<b>log</b>.jsonl"})
-    asked = replace(ASKED, target="my target")
-    text = page(found, asked, tmp_path, "D", tmp_path)
+    found = decide(rows, rate=2.0).model_copy(update={"log": "<b>log</b>.jsonl", "target": "my target"})
+    text = page(found, tmp_path, "D", tmp_path)
     assert found.sentence in text
     assert "<b>log" not in text
     assert "draftlab emit --draft-len" in text
@@ -860,16 +860,16 @@ def test_the_page_says_what_the_json_says_and_asks_nobody(tmp_path: Path):
 )
 def test_the_draft_to_serve_is_that_of_the_best_option(tmp_path: Path, option: str, draft: str, served: str):
     found = decide(table(0.8, option=option))
-    asked = replace(ASKED, draft=("A", "B"))
-    emit, _ = commands(found, asked, Path("out"), draft, Path("results"))
+    emit, _ = commands(found, Path("out"), draft, Path("results"))
     assert f" --draft {served} " in emit
     write_json(tmp_path / served / "config.json", {"head_tokens": 8})
     name = draft and str(tmp_path / draft)
-    widen, emit, _ = commands(found, asked, Path("out"), name, tmp_path / "results")
+    widen, emit, _ = commands(found, Path("out"), name, tmp_path / "results")
     assert widen == f"draftlab widen --model {tmp_path / served} --out out/draft"
     assert " --draft out/draft " in emit
-    asked = replace(asked, target="T.gguf")
-    _, export, emit, _ = commands(found, asked, Path("out"), name, tmp_path / "results")
+    _, export, emit, _ = commands(
+        decide(table(0.8, option=option), target="T.gguf"), Path("out"), name, tmp_path / "results"
+    )
     assert export == "draftlab gguf export --model out/draft --vocabulary-of T.gguf --out out/draft.gguf"
     assert " --target T.gguf --draft out/draft.gguf " in emit
     assert "--greedy" not in emit
@@ -877,13 +877,14 @@ def test_the_draft_to_serve_is_that_of_the_best_option(tmp_path: Path, option: s
 
 def test_a_draft_after_a_lookup_is_served_by_llama_cpp():
     found = decide(table(0.8, option="lookup_first"))
-    target, draft, emit, monitor = commands(found, ASKED, Path("out"), "", Path("results"))
+    target, draft, emit, monitor = commands(found, Path("out"), "", Path("results"))
     assert target == "python convert_hf_to_gguf.py T --outfile out/target.gguf"
     assert draft.endswith("--vocabulary-of out/target.gguf --out out/draft.gguf")
     assert emit.startswith("draftlab emit llama-cpp --lookup --draft-len ")
     assert "--target out/target.gguf --draft out/draft.gguf" in emit
     assert monitor.startswith("draftlab monitor http://localhost:8080/metrics ")
-    draft, emit, _ = commands(found, replace(ASKED, target="T.gguf"), Path("out"), "", Path("results"))
+    of_file = decide(table(0.8, option="lookup_first"), target="T.gguf")
+    draft, emit, _ = commands(of_file, Path("out"), "", Path("results"))
     assert "--vocabulary-of T.gguf" in draft
     assert "--target T.gguf" in emit
 
@@ -898,15 +899,14 @@ def test_a_draft_after_a_lookup_is_served_by_llama_cpp():
 )
 def test_commands_name_what_engines_find(model: str, to_serve: str | None, to_convert: str | None):
     """Only draftlab knows packages and revisions, and llama.cpp converts folders alone."""
-    asked = replace(ASKED, target=model)
     served = f"results/main/{to_serve}" if to_serve else model
     lookup = table(0.8, option="lookup", spread=0.1).assign(steps=0.0)
     for rows in (table(0.8), lookup):
-        assert f" {served} " in commands(decide(rows), asked, Path("out"), "", Path("results"))[0]
-    first = commands(decide(table(0.8, option="lookup_first")), asked, Path("out"), "", Path("results"))[0]
+        assert f" {served} " in commands(decide(rows, target=model), Path("out"), "", Path("results"))[0]
+    first = commands(decide(table(0.8, option="lookup_first"), target=model), Path("out"), "", Path("results"))[0]
     convert = f"python convert_hf_to_gguf.py results/main/{to_convert} --outfile out/target.gguf"
     assert first == convert if to_convert else f"--vocabulary-of {served} " in first
-    own = commands(decide(table(0.8, option="as_it_comes")), asked, Path("out"), model, Path("results"))[0]
+    own = commands(decide(table(0.8, option="as_it_comes"), target=model), Path("out"), model, Path("results"))[0]
     assert f" --draft {served.replace('target', 'draft')} " in own
 
 
@@ -917,7 +917,7 @@ def test_lookup_alone_is_served_by_the_engine_of_the_target():
         ("T", "vllm serve T --speculative-config", 8000),
         ("T.gguf", "llama-server --metrics --model T.gguf ", 8080),
     ):
-        engine, monitor = commands(found, replace(ASKED, target=target), Path("out"), "", Path("results"))
+        engine, monitor = commands(found.model_copy(update={"target": target}), Path("out"), "", Path("results"))
         assert engine.startswith(serve)
         assert "--draft " not in engine
         assert f"localhost:{port}/metrics" in monitor
@@ -926,11 +926,10 @@ def test_lookup_alone_is_served_by_the_engine_of_the_target():
 def test_a_draft_that_proposes_its_most_probable_token_is_served_so():
     rows = table(0.8)
     rows = pd.concat([rows.assign(proposal="probabilistic", emitted=80.0), rows])
-    found = decide(rows)
-    asked = replace(ASKED, temperature=1)
-    assert " --greedy" in commands(found, asked, Path("out"), "", Path("results"))[-2]
-    sampled = decide(rows.assign(emitted=rows["emitted"].map({80.0: 90.0, 90.0: 80.0})))
-    assert " --greedy" not in commands(sampled, asked, Path("out"), "", Path("results"))[-2]
+    found = decide(rows, temperature=1)
+    assert " --greedy" in commands(found, Path("out"), "", Path("results"))[-2]
+    sampled = decide(rows.assign(emitted=rows["emitted"].map({80.0: 90.0, 90.0: 80.0})), temperature=1)
+    assert " --greedy" not in commands(sampled, Path("out"), "", Path("results"))[-2]
 
 
 def answer_file(folder: Path, rows: list[str]) -> Path:
@@ -1079,8 +1078,8 @@ def test_a_verdict_replaces_none_of_other_settings(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize(
     ("rows", "more", "message"),
     [
-        ([], {}, "no usable request"),
-        (["{broken"], {}, "no usable request: 1 "),
+        ([], {}, "usable requests: 0 of 0"),
+        (["{broken"], {}, "usable requests: 0 of 1; 1 broken JSON"),
         (['{"prompt": "a"}'], {"load": "-4/s"}, "load is '-4/s'"),
         (['{"prompt": "a"}'], {"temperature": 1.5}, "temperature is 1.5"),
         (['{"prompt": "a"}'], {"top_p": 0.9, "top_k": 20}, "top_p, top_k at temperature 0"),
@@ -1190,7 +1189,7 @@ def test_conversations_and_prompts_that_the_target_cannot_read_are_counted(
     assert found.log_sha256 == hashlib.sha256(b"a log").hexdigest()
     assert [(o.recorded_bytes, o.sent_bytes) for o in found.options if o.name == "distilled"] == [(5, 5)]
     assert (found.requests, found.conversations) == (60, 30)
-    shown = page(found, settings, tmp_path, "models/D", tmp_path)
+    shown = page(found, tmp_path, "models/D", tmp_path)
     assert "2.5 million weights (5.0 MB at two bytes each), the target 25.0 million" in shown
     assert "16 bytes for each weight of the draft (40 MB)" in shown
     held_out = judged[0][judged[0]["split"] == "eval"].drop_duplicates("request_id").sort_values("request_id")

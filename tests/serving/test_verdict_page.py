@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 
-from draftlab.report.verdict_command import VerdictSettings, page
+from draftlab.report.verdict_page import page
 from draftlab.serving.costs import from_probes
 from tests.chromium import complaints, contrast, opened, requested
 from tests.serving.test_verdict import CURVE, FACTS, curve_table, decide, probes, table
@@ -22,8 +21,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     file = tmp_path_factory.mktemp("verdict") / "verdict.html"
     rows = pd.concat([curve_table(), table(0.5, option="lookup_first")])
     found = decide(rows, from_probes(probes(), 100), FACTS | {"learnt": CURVE}, rate=2.0)
-    settings = VerdictSettings(traffic=Path("log.jsonl"), target="T", draft=("D",))
-    file.write_text(page(found, settings, file.parent, "D", file.parent))
+    file.write_text(page(found, file.parent, "D", file.parent))
     with opened(file) as chrome:
         yield chrome
 

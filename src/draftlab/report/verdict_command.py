@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import fcntl
 import hashlib
-import io
 import json
 import math
 import os
 import re
-import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -21,7 +18,6 @@ from pathlib import Path
 import pandas as pd
 import yaml
 
-from draftlab import __version__
 from draftlab.core.settings import Flat, Template
 from draftlab.core.stats import ENOUGH
 from draftlab.data import check, dropped
@@ -34,26 +30,16 @@ from draftlab.files.atomic import write_text
 from draftlab.files.checkout import ROOT
 from draftlab.files.digests import sha256
 from draftlab.files.json_files import read_jsonl, read_object
-from draftlab.files.packages import package_of
 from draftlab.files.tables import read_table
-from draftlab.files.weights import is_gguf
-from draftlab.models.gguf_import import ORIGINAL
 from draftlab.models.tokenizer import Tokenizer, load_tokenizer
 from draftlab.plan.run import run_of
 from draftlab.report import card
-from draftlab.report.page import templates
+from draftlab.report.verdict_page import page, replayed
 from draftlab.serving import costs as block_costs
-from draftlab.serving import emit, profiles, traces, verdict
+from draftlab.serving import profiles, traces, verdict
 from draftlab.serving.speedup import mean_context
-from draftlab.serving.verdict_format import NAMES, Judged, Range, Verdict
+from draftlab.serving.verdict_format import Judged, Verdict
 
-NO_DRAFT = Range(estimate=1, low=1, high=1)
-FIGURES = {
-    "length": "Speed-up over no draft by draft length, one request at a time, with each option's better way to propose. Below 1, the draft makes requests slower.",
-    "load": "Speed-up of a whole request, including waiting, by load, at the best draft length for each; 1 if no length pays off.",
-    "time": "Acceptance along the log; for a draft distilled on the log, along the held-out requests.",
-    "learning": "Acceptance on the held-out requests by the number of requests that the draft was distilled on (dotted lines); beyond them, a forecast.",
-}
 LEAST = 2 * ENOUGH
 """The fewest requests that a log must have; at most half of them are held out."""
 
@@ -127,8 +113,8 @@ def run(settings: VerdictSettings, out: Path | None) -> list[tuple[Path, Verdict
         results = _run_workflow(settings, draft, name, out or Path())
         judged = judge_run(results, settings, draft, left_out, rate, trace)
         write_text(folder / "verdict.json", judged.model_dump_json(indent=1) + "\n")
-        write_text(folder / "verdict.html", page(judged, settings, folder, draft, results))
-        card.write(judged, draft, _cell(results, settings))
+        write_text(folder / "verdict.html", page(judged, folder, draft, results))
+        card.write(judged, draft, replayed(results, settings.temperature))
         verdicts.append((folder, judged))
     return verdicts
 
@@ -142,7 +128,7 @@ def judge_run(
     trace: traces.Arrivals | None,
 ) -> Verdict:
     """Judge one draft from the tables of a finished run."""
-    temperature, cell = settings.temperature, _cell(results, settings)
+    temperature, cell = settings.temperature, replayed(results, settings.temperature)
     rows, facts = read_table(cell / "rows.csv"), read_object(cell / "run.json")["runs"][0]
     answers = {split: _answers(results, split, temperature) for split in ("train", "eval")}
     if unread := dropped.unread(results):
@@ -193,11 +179,6 @@ def judge_run(
     )
 
 
-def _cell(results: Path, settings: VerdictSettings) -> Path:
-    """The folder of the replayed requests in a run."""
-    return results / "cells/traffic_verdict" / f"prompts.{settings.temperature:g}"
-
-
 def _size(folder: Path, name: str) -> int:
     """The bytes of the tensors ``name`` in a folder, in one file or several."""
     return sum(file.stat().st_size for file in folder.glob(f"{name}*.safetensors"))
@@ -219,108 +200,6 @@ def _prompts(results: Path, answers: Sequence[Answer]) -> list[Prompt]:
     files = (results / "data/prompts" / name for name in ("prompts.jsonl", "eval.jsonl"))
     known = {prompt.id: prompt for file in files for prompt in read_jsonl(file, Prompt)}
     return [known[answer.id] for answer in answers]
-
-
-def page(judged: Verdict, settings: VerdictSettings, folder: Path, draft: str, results: Path) -> str:
-    """Render the verdict on a ``draft``, from the run in ``results``, as one self-contained HTML page."""
-    has = {"load": bool(judged.load), "learning": any(option.learning for option in judged.options)}
-    figures = [(draw(judged, part), caption) for part, caption in FIGURES.items() if has.get(part, True)]
-    data = [("data:image/svg+xml;base64," + base64.b64encode(svg).decode(), caption) for svg, caption in figures]
-    template = templates().get_template("verdict.html.j2")
-    next_commands = commands(judged, settings, folder, draft, results)
-    return template.render(
-        v=judged, names=NAMES, enough=ENOUGH, figures=data, commands=next_commands, version=__version__
-    )
-
-
-def commands(judged: Verdict, settings: VerdictSettings, folder: Path, draft: str, results: Path) -> list[str]:
-    """The commands to run next: write the engine's settings, then monitor whether production reaches the predicted speed-up.
-
-    Engines need the draft of the best option, with its whole vocabulary.
-    """
-    promise = judged.monitor
-    if promise is None:
-        return [shlex.join(["draftlab", "data", "check", str(settings.traffic)])]
-    target = _to_serve(settings.target, results / "main/models/target")
-    if promise.option == "lookup":  # has no draft model
-        return _joined([emit.lookup_command(target, promise.draft_len)], target, folder)
-    steps: list[list[str]] = []
-    option = next(option for option in judged.options if option.name == promise.option)
-    looks_up = promise.option.startswith("lookup_first")
-    if looks_up and not is_gguf(target):  # llama.cpp alone can look up first, and reads nothing else
-        source = str(results / "main/models/target") if card.is_hub_id(target) else target  # it reads folders alone
-        target = str(folder / "target.gguf")
-        steps.append(["python", "convert_hf_to_gguf.py", source, "--outfile", target])  # llama.cpp's own tool
-    if promise.option == "as_it_comes":
-        served = _to_serve(draft, results / "main/models/draft")
-    else:
-        kept = "kept_learning" if promise.option == "kept_learning" else "draft"
-        served = str(_cell(results, settings) / kept)
-    config = Path(served) / "config.json"
-    if config.is_file() and read_object(config).get("head_tokens"):
-        steps.append(["draftlab", "widen", "--model", served, "--out", str(folder / "draft")])
-        served = str(folder / "draft")
-    if is_gguf(target) and not is_gguf(served):
-        export = ["draftlab", "gguf", "export", "--model", served, "--vocabulary-of", target]
-        served = str(folder / "draft.gguf")
-        steps.append([*export, "--out", served])
-    settle = ["draftlab", "emit", *(["llama-cpp", "--lookup"] if looks_up else [])]
-    settle += ["--draft-len", str(promise.draft_len), "--target", target, "--draft", served]
-    settle += ["--out", str(folder / "engines")]
-    settle += ["--confidence", f"{promise.threshold:g}"] if promise.threshold else []
-    settle += ["--greedy"] if settings.temperature and option.proposal == "greedy" else []
-    return _joined([*steps, settle], target, folder)
-
-
-def _to_serve(model: str, copy: Path) -> str:
-    """A model as engines find it: the run's ``copy`` of one that only draftlab finds by its name (none, a package, or a revision on the hub)."""
-    if package_of(model):
-        return str(copy / ORIGINAL)
-    return str(copy) if not model or (card.is_hub_id(model) and "@" in model) else model
-
-
-def _joined(steps: Sequence[Sequence[str]], target: str, folder: Path) -> list[str]:
-    """The commands, and the one that monitors the engine which serves this target."""
-    port = 8080 if is_gguf(target) else 8000  # of llama-server, and of vLLM
-    monitor = ["draftlab", "monitor", f"http://localhost:{port}/metrics", "--verdict", str(folder / "verdict.json")]
-    return [shlex.join(step) for step in (*steps, monitor)]
-
-
-def draw(judged: Verdict, part: str) -> bytes:
-    """Draw one of ``FIGURES`` as SVG, narrow enough for a phone; bands are 95 % intervals."""
-    from matplotlib.figure import Figure
-
-    drawn = Figure(figsize=(6, 3.6), layout="constrained")
-    axes = drawn.subplots()
-    for number, option in enumerate(judged.options):
-        if part == "length":
-            best = (option.proposal, option.threshold)
-            lengths = {at.draft_len: at.speedup for at in option.by_length if (at.proposal, at.threshold) == best}
-            points = [(0.0, NO_DRAFT), *sorted(lengths.items())]
-            axes.set(xlabel="tokens drafted at once", ylabel="speed-up over no draft")
-        elif part == "time":
-            points = [((i + 0.5) / len(option.over_time), at) for i, at in enumerate(option.over_time)]
-            axes.set(xlabel="share of the log", ylabel="acceptance")
-        elif part == "learning":
-            points = [(float(n), at) for n, at in option.learning.points.items()] if option.learning else []
-            for n in option.learning.alpha if option.learning else []:
-                axes.axvline(n, color="0.4", lw=0.8, ls=":")
-            axes.set(xlabel="requests distilled on", ylabel="acceptance")
-        else:
-            points = [(at.rate, at.speedup) for at in judged.load.get(option.name, [])]
-            axes.set(xlabel="requests a second", ylabel="speed-up of a request")
-        if points:
-            x = [value for value, _ in points]
-            axes.plot(x, [at.estimate for _, at in points], f"C{number}o-", ms=3, label=NAMES[option.name])
-            band = [at.low for _, at in points], [at.high for _, at in points]
-            axes.fill_between(x, *band, color=f"C{number}", alpha=0.18, lw=0)
-    axes.set_ylim(bottom=0)
-    if part in ("length", "load"):
-        axes.axhline(1, color="0.4", lw=0.8)
-    drawn.legend(loc="outside lower center", ncols=2, fontsize=8)
-    out = io.BytesIO()
-    drawn.savefig(out, format="svg", metadata={"Date": None})
-    return out.getvalue()
 
 
 def lines(verdicts: Sequence[tuple[Path, Verdict | None]]) -> list[str]:
@@ -358,7 +237,7 @@ def _run_workflow(settings: VerdictSettings, draft: str, name: str, folder: Path
         config |= {"sizes": os.path.abspath(sizes)}
     given = [f"{key}={value}" for key, value in config.items()]
     run_of(given)  # a wrong model or scale is one line, not Snakemake's error
-    wanted = [_cell(results, settings) / "rows.csv"]
+    wanted = [replayed(results, settings.temperature) / "rows.csv"]
     wanted += [] if settings.hardware else [results / "traffic_cost.csv"]
     command: list[object] = [sys.executable, "-m", "snakemake", "--snakefile", ROOT / "Snakefile"]
     command += ["--directory", folder, "--workflow-profile", ROOT / "profiles/default", "--nolock"]

@@ -1,0 +1,135 @@
+"""The page of a verdict: its figures, and the commands to run next."""
+
+from __future__ import annotations
+
+import base64
+import io
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from draftlab import __version__
+from draftlab.core.stats import ENOUGH
+from draftlab.files.json_files import read_object
+from draftlab.files.packages import package_of
+from draftlab.files.weights import is_gguf
+from draftlab.models.gguf_import import ORIGINAL
+from draftlab.report import card
+from draftlab.report.page import templates
+from draftlab.serving import emit
+from draftlab.serving.verdict_format import NAMES, Range, Verdict
+
+NO_DRAFT = Range(estimate=1, low=1, high=1)
+FIGURES = {
+    "length": "Speed-up over no draft by draft length, one request at a time, with each option's better way to propose. Below 1, the draft makes requests slower.",
+    "load": "Speed-up of a whole request, including waiting, by load, at the best draft length for each; 1 if no length pays off.",
+    "time": "Acceptance along the log; for a draft distilled on the log, along the held-out requests.",
+    "learning": "Acceptance on the held-out requests by the number of requests that the draft was distilled on (dotted lines); beyond them, a forecast.",
+}
+
+
+def replayed(results: Path, temperature: float) -> Path:
+    """The folder of the replayed requests in a run."""
+    return results / "cells/traffic_verdict" / f"prompts.{temperature:g}"
+
+
+def page(judged: Verdict, folder: Path, draft: str, results: Path) -> str:
+    """Render the verdict on a ``draft``, from the run in ``results``, as one self-contained HTML page."""
+    has = {"load": bool(judged.load), "learning": any(option.learning for option in judged.options)}
+    figures = [(draw(judged, part), caption) for part, caption in FIGURES.items() if has.get(part, True)]
+    data = [("data:image/svg+xml;base64," + base64.b64encode(svg).decode(), caption) for svg, caption in figures]
+    template = templates().get_template("verdict.html.j2")
+    next_commands = commands(judged, folder, draft, results)
+    return template.render(
+        v=judged, names=NAMES, enough=ENOUGH, figures=data, commands=next_commands, version=__version__
+    )
+
+
+def commands(judged: Verdict, folder: Path, draft: str, results: Path) -> list[str]:
+    """The commands to run next: write the engine's settings, then monitor whether production reaches the predicted speed-up.
+
+    Engines need the draft of the best option, with its whole vocabulary.
+    """
+    promise = judged.monitor
+    if promise is None:
+        return [shlex.join(["draftlab", "data", "check", judged.log])]
+    target = _to_serve(judged.target, results / "main/models/target")
+    if promise.option == "lookup":  # has no draft model
+        return _joined([emit.lookup_command(target, promise.draft_len)], target, folder)
+    steps: list[list[str]] = []
+    option = next(option for option in judged.options if option.name == promise.option)
+    looks_up = promise.option.startswith("lookup_first")
+    if looks_up and not is_gguf(target):  # llama.cpp alone can look up first, and reads nothing else
+        source = str(results / "main/models/target") if card.is_hub_id(target) else target  # it reads folders alone
+        target = str(folder / "target.gguf")
+        steps.append(["python", "convert_hf_to_gguf.py", source, "--outfile", target])  # llama.cpp's own tool
+    if promise.option == "as_it_comes":
+        served = _to_serve(draft, results / "main/models/draft")
+    else:
+        kept = "kept_learning" if promise.option == "kept_learning" else "draft"
+        served = str(replayed(results, judged.temperature) / kept)
+    config = Path(served) / "config.json"
+    if config.is_file() and read_object(config).get("head_tokens"):
+        steps.append(["draftlab", "widen", "--model", served, "--out", str(folder / "draft")])
+        served = str(folder / "draft")
+    if is_gguf(target) and not is_gguf(served):
+        export = ["draftlab", "gguf", "export", "--model", served, "--vocabulary-of", target]
+        served = str(folder / "draft.gguf")
+        steps.append([*export, "--out", served])
+    settle = ["draftlab", "emit", *(["llama-cpp", "--lookup"] if looks_up else [])]
+    settle += ["--draft-len", str(promise.draft_len), "--target", target, "--draft", served]
+    settle += ["--out", str(folder / "engines")]
+    settle += ["--confidence", f"{promise.threshold:g}"] if promise.threshold else []
+    settle += ["--greedy"] if judged.temperature and option.proposal == "greedy" else []
+    return _joined([*steps, settle], target, folder)
+
+
+def _to_serve(model: str, copy: Path) -> str:
+    """A model as engines find it: the run's ``copy`` of one that only draftlab finds by its name (none, a package, or a revision on the hub)."""
+    if package_of(model):
+        return str(copy / ORIGINAL)
+    return str(copy) if not model or (card.is_hub_id(model) and "@" in model) else model
+
+
+def _joined(steps: Sequence[Sequence[str]], target: str, folder: Path) -> list[str]:
+    """The commands, and the one that monitors the engine which serves this target."""
+    port = 8080 if is_gguf(target) else 8000  # of llama-server, and of vLLM
+    monitor = ["draftlab", "monitor", f"http://localhost:{port}/metrics", "--verdict", str(folder / "verdict.json")]
+    return [shlex.join(step) for step in (*steps, monitor)]
+
+
+def draw(judged: Verdict, part: str) -> bytes:
+    """Draw one of ``FIGURES`` as SVG, narrow enough for a phone; bands are 95 % intervals."""
+    from matplotlib.figure import Figure
+
+    drawn = Figure(figsize=(6, 3.6), layout="constrained")
+    axes = drawn.subplots()
+    for number, option in enumerate(judged.options):
+        if part == "length":
+            best = (option.proposal, option.threshold)
+            lengths = {at.draft_len: at.speedup for at in option.by_length if (at.proposal, at.threshold) == best}
+            points = [(0.0, NO_DRAFT), *sorted(lengths.items())]
+            axes.set(xlabel="tokens drafted at once", ylabel="speed-up over no draft")
+        elif part == "time":
+            points = [((i + 0.5) / len(option.over_time), at) for i, at in enumerate(option.over_time)]
+            axes.set(xlabel="share of the log", ylabel="acceptance")
+        elif part == "learning":
+            points = [(float(n), at) for n, at in option.learning.points.items()] if option.learning else []
+            for n in option.learning.alpha if option.learning else []:
+                axes.axvline(n, color="0.4", lw=0.8, ls=":")
+            axes.set(xlabel="requests distilled on", ylabel="acceptance")
+        else:
+            points = [(at.rate, at.speedup) for at in judged.load.get(option.name, [])]
+            axes.set(xlabel="requests a second", ylabel="speed-up of a request")
+        if points:
+            x = [value for value, _ in points]
+            axes.plot(x, [at.estimate for _, at in points], f"C{number}o-", ms=3, label=NAMES[option.name])
+            band = [at.low for _, at in points], [at.high for _, at in points]
+            axes.fill_between(x, *band, color=f"C{number}", alpha=0.18, lw=0)
+    axes.set_ylim(bottom=0)
+    if part in ("length", "load"):
+        axes.axhline(1, color="0.4", lw=0.8)
+    drawn.legend(loc="outside lower center", ncols=2, fontsize=8)
+    out = io.BytesIO()
+    drawn.savefig(out, format="svg", metadata={"Date": None})
+    return out.getvalue()
