@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -206,6 +207,18 @@ def test_a_kill_while_the_folder_before_is_deleted_leaves_a_whole_folder(
 
     monkeypatch.setattr(shutil, "rmtree", killed)
     with pytest.raises(SystemExit), atomic_dir(tmp_path / "out") as folder:
+        (folder / "new").touch()
+    assert [file.name for file in (tmp_path / "out").iterdir()] == ["new"]
+
+
+def test_a_folder_of_a_containers_image_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def rename(self: Path, to: Path) -> Path:
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/config.json").touch()
+    monkeypatch.setattr(Path, "rename", rename)
+    with atomic_dir(tmp_path / "out") as folder:
         (folder / "new").touch()
     assert [file.name for file in (tmp_path / "out").iterdir()] == ["new"]
 

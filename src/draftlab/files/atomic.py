@@ -86,8 +86,14 @@ def _swap(temporary: Path, final: Path) -> None:
     """Rename a folder to ``final``. What was there moves aside first: a kill while it is deleted would leave a part of it."""
     aside = temporary.with_name(f"{temporary.name}.old")
     while True:
-        with contextlib.suppress(FileNotFoundError):
+        try:
             final.rename(aside)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            shutil.rmtree(final)  # a folder of a container's image cannot be renamed
         try:
             temporary.replace(final)
         except OSError as error:
