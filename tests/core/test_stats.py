@@ -76,6 +76,14 @@ def test_a_row_without_a_value_counts_nowhere_in_a_table() -> None:
     assert table["n"].tolist() == [1, 0]
 
 
+def test_a_request_of_nothing_counts_nowhere_in_a_table() -> None:
+    """One request that drafted and 29 that did not are one request, whose spread is not known."""
+    rows = pd.DataFrame({"draft": "a", "request_id": range(30), "hits": [3] + [0] * 29, "tries": [4] + [0] * 29})
+    (row,) = stats.ratio_table(rows, "hits", "tries", ["draft"]).to_dict("records")
+    assert (row["estimate"], row["n"]) == (0.75, 1)
+    assert np.isnan(row["ci_low"])
+
+
 def test_moving_ratio_never_looks_ahead():
     values = stats.moving_ratio([0, 0, 10, 10], [10, 10, 10, 10], window=2)
     assert_allclose(values, [0, 0, 0.5, 1])

@@ -216,6 +216,18 @@ def test_both_scores_are_counted_and_one_temperature_has_marks(known):
     assert len(figure.axes[0].containers) == table.loc[table["identical"] & one & ~plain, "scheme"].nunique()
 
 
+def test_a_contender_that_one_dataset_lacks_has_no_mark_there(known):
+    table = _table("beyond_released")
+    lost = (table["dataset"] == table["dataset"].iloc[0]) & (table["contender"] == "lookup")
+    assert 0 < lost.sum() < len(table)
+    figure = figures.figure("beyond_released", table[~lost], "laptop", known)
+    marks = [
+        sum(c.get_label() == "prompt lookup" and len(c.lines[0].get_xdata()) for c in ax.containers)
+        for ax in figure.axes
+    ]
+    assert marks == [table["dataset"].nunique() - 1] * 2
+
+
 def test_a_panel_of_one_dataset_counts_no_others(known):
     rows = pd.DataFrame({"dataset": ["gsm8k", "spider"] * 6, "x": [1, 1, 2, 2] * 3, "request_id": range(12)})
     rows = rows.assign(kind="a", good=1, all=2)

@@ -218,6 +218,7 @@ def ratio_table(
     for key, group in frame.groupby(list(by), sort=False, dropna=False):  # an axis may be empty in some rows
         known = group.dropna(subset=[numerator, denominator])  # a row without a value counts nowhere
         sums = known.groupby(request, sort=False)[[numerator, denominator]].sum()
+        sums = sums[sums.any(axis=1)]  # nor does a request of 0 / 0, which would make few requests look like many
         of_group = ratio(sums[numerator], sums[denominator])
         values = {"estimate": of_group.estimate, "ci_low": of_group.low, "ci_high": of_group.high, "n": of_group.n}
         rows.append(dict(zip(by, key, strict=True)) | values)

@@ -66,7 +66,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published, costs: bool = Fa
             y = place + spread * ((number + 0.5) / len(contenders) - 0.5)
             marks(ax, rows.loc[rows.index == contender], y, look(contender, number))
             if costs:
-                marks(axes[0, 0], tokens.loc[[(dataset, contender)]], y, look(contender, number))
+                marks(axes[0, 0], tokens.loc[tokens.index == (dataset, contender)], y, look(contender, number))
             if is_predicted:
                 own = drafts[(drafts["dataset"] == dataset) & (drafts["contender"] == contender)]
                 ratio = own["tokens"].sum() / own["predicted_steps"].sum()
