@@ -572,6 +572,19 @@ def test_peak_memory_is_in_mb_on_every_system(monkeypatch):
 def test_an_interval_longer_than_the_stream_is_refused(results, tmp_path):
     with pytest.raises(UserError, match="update_interval is 49, but the stream has 48"):
         run(results, tmp_path, update_interval=49)
+    with pytest.raises(UserError, match="update_interval is 25, but the stream has 24"):
+        run(results, tmp_path, update_interval=25, warm_on="stream", warm_share=0.5)
+
+
+@pytest.mark.parametrize("learns", [True, False])
+def test_a_draft_distilled_on_the_whole_stream_has_nothing_left_to_serve(results, tmp_path, streams, learns):
+    changes = {"warm_on": "stream", "warm_share": 1.0, "update_interval": 1, "learns": learns}
+    with pytest.raises(UserError, match="distilled on all 48 requests of the stream, and none is left"):
+        run(results, tmp_path, **changes)
+    with pytest.raises(UserError, match="distilled on all 16 requests of toy, and none is left"):
+        mixed(results, tmp_path, streams, drafts="by_group", **changes)
+    held_out, _ = run(results, tmp_path, **changes | {"learns": False}, measured_on="held_out")
+    assert len(held_out) == 16
 
 
 def test_a_request_without_a_recorded_answer_has_no_place_in_a_stream(results, tmp_path, streams):

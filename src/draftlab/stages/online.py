@@ -18,6 +18,7 @@ from draftlab.core.measure import Measure
 from draftlab.core.settings import Dataset
 from draftlab.data.classify import Method
 from draftlab.data.streams import Stream
+from draftlab.errors import UserError
 from draftlab.stages._counts import Counts
 from draftlab.stages._inputs import AS_JSON, Distillation
 from draftlab.stages._measures import ALPHAS
@@ -301,17 +302,22 @@ def _checkpoint(settings: Settings, bench: Bench, name: str) -> Path | None:
 
 
 def _prepare(
-    draft: LanguageModel, traffic: Traffic, name: str, settings: Settings, inputs: Inputs, bench: Bench
-) -> tuple[Effort, set[int]]:
-    """Distil the draft before it serves; also return the places of the requests of its ``traffic`` that it learnt from."""
+    draft: LanguageModel,
+    traffic: Traffic,
+    known: Sequence[int],
+    name: str,
+    settings: Settings,
+    inputs: Inputs,
+    bench: Bench,
+) -> Effort:
+    """Distil the draft before it serves, on the requests at the places ``known`` of its ``traffic`` or on those set aside."""
     from draftlab.train.learning import Effort, train
     from draftlab.train.sources import Scene
 
     if settings.warm_on == "nothing":
-        return Effort(), set()
-    on_stream = settings.warm_on == "stream"
-    if on_stream:
-        pool, chosen = traffic, list(range(math.ceil(settings.warm_share * len(traffic))))
+        return Effort()
+    if settings.warm_on == "stream":
+        pool, chosen = traffic, list(known)
     else:
         pool = _arrive(settings, inputs, bench, "aside")
         chosen = pool.first(settings.warm_share, name)
@@ -319,8 +325,7 @@ def _prepare(
     if settings.warm_fair:  # as many updates as online, each of as many requests
         steps = int(traffic.trains.sum()) // settings.update_interval
         settings = settings.model_copy(update={"batch": settings.update_interval})
-    effort = train(Scene(draft, pool.answers), chosen, steps, settings, checkpoint=_checkpoint(settings, bench, "warm"))
-    return effort, set(chosen) if on_stream else set()
+    return train(Scene(draft, pool.answers), chosen, steps, settings, checkpoint=_checkpoint(settings, bench, "warm"))
 
 
 def _serve(
@@ -331,19 +336,25 @@ def _serve(
     import pandas as pd
 
     from draftlab.train.live import live_server
-    from draftlab.train.online import replay_server, serve, serve_unchanged
+    from draftlab.train.online import check_interval, replay_server, serve, serve_unchanged
 
     folders = _folders(inputs, bench)
     draft = folders.draft(settings)
-    effort, known = _prepare(draft, traffic, name, settings, inputs, bench)
+    # A draft is never measured on requests that it was distilled on.
+    known = range(math.ceil(settings.warm_share * len(traffic)) if settings.warm_on == "stream" else 0)
+    left = range(len(known), len(traffic))
+    served = traffic.take(left) if known else traffic
+    if settings.measured_on == "stream" and not left:
+        what = f"the draft is distilled on all {len(traffic)} requests" + (f" of {name}" if name else " of the stream")
+        raise UserError(f"{what}, and none is left to measure", remedy="lower warm_share, or lengthen the stream")
+    if settings.learns and not name:
+        check_interval(served, settings)
+    effort = _prepare(draft, traffic, known, name, settings, inputs, bench)
     if settings.measured_on == "held_out":
         held_out = _arrive(settings, inputs, bench, "held_out")
         places = [place for place, group in enumerate(held_out.group) if name in ("", group)]
         rows = serve_unchanged(draft, held_out.take(places), settings.draft_len)
         return rows.assign(stream_index=places, split="eval", after=len(traffic)), effort
-    # A draft is never measured on requests that it was distilled on.
-    left = [place for place in range(len(traffic)) if place not in known]
-    served = traffic.take(left) if known else traffic
     due = sorted({math.ceil(len(served) * (part + 1) / settings.probes) for part in range(settings.probes)})
 
     def probe(after: int) -> pd.DataFrame:

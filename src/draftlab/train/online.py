@@ -257,7 +257,7 @@ def _losses(learner: LanguageModel, lessons: Sequence[Lesson], settings: Updates
 
 
 def check_interval(traffic: Traffic, settings: Serving) -> None:
-    """``UserError`` if the stream ends before the first update."""
+    """``UserError`` if the requests that are served end before the first update."""
     if settings.update_interval > traffic.trains.sum():
         raise UserError(
             f"update_interval is {settings.update_interval}, but the stream has {int(traffic.trains.sum())} requests",
