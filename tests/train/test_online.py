@@ -618,6 +618,8 @@ def test_a_class_that_sets_nothing_aside_is_refused(results, tmp_path, streams, 
             "set per_group",
         ),
         ({"measured_on": "held_out"}, "set learns to false"),  # it would be measured before it learnt anything
+        ({"loss": "none"}, "loss none is for a draft that is not trained"),
+        ({"loss": "none", "learns": False, "warm_on": "stream"}, "loss none is for a draft that is not trained"),
         ({"lag": -1}, "greater than or equal to 0"),
         ({"loss_positions": "wrong"}, "'rejected', 'all', 'block_end' or 'repository'"),
     ],
@@ -625,3 +627,13 @@ def test_a_class_that_sets_nothing_aside_is_refused(results, tmp_path, streams, 
 def test_settings_that_make_no_sense_are_refused(change, message):
     with pytest.raises(ValueError, match=message):
         settings(**change)
+
+
+def test_a_draft_that_never_learns_needs_no_loss():
+    assert settings(loss="none", learns=False).loss == "none"
+    for change in ({"sample_source": "none"}, {"epochs": 0}):
+        STAGES["offline"].settings(
+            dataset="toy", **{"batch": 8, "learning_rate": 1e-2, "epochs": 1, "loss": "none"} | change
+        )
+    with pytest.raises(ValueError, match="loss none is for a draft that is not trained"):
+        STAGES["offline"].settings(dataset="toy", batch=8, learning_rate=1e-2, epochs=1, loss="none")

@@ -107,6 +107,10 @@ class Settings(Serving):
         return self
 
     @property
+    def is_trained(self) -> bool:
+        return self.learns or self.warm_on != "nothing"
+
+    @property
     def needs_held_out(self) -> bool:
         """Whether held-out requests are measured, or train the router."""
         return bool(self.probes) or self.measured_on == "held_out" or self.drafts == "by_route"

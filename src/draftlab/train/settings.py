@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from draftlab.core.settings import (
     Count,
@@ -69,6 +69,17 @@ class Training(Settings):
         description="bfloat16 products over float32 weights, where the device is fast at them; in a run, the scale sets it",
     )
 
+    @model_validator(mode="after")
+    def _names_a_loss(self) -> Training:
+        if self.loss == "none" and self.is_trained:
+            raise ValueError("loss none is for a draft that is not trained: name a loss")
+        return self
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether the draft learns anything."""
+        return True
+
     @property
     def datasets(self) -> list[Dataset]:
         """The datasets whose recorded answers are read."""
@@ -98,6 +109,10 @@ class Offline(Training):
     draft_lens: list[Count] = Field([], description="further draft lengths to measure, in tokens")
     live: bool = Field(False, description="also decode the held-out requests with target and draft together, and count")
     timed: bool = Field(False, description="add the column learning_seconds of each measurement")
+
+    @property
+    def is_trained(self) -> bool:
+        return self.sample_source != "none" and self.epochs > 0
 
 
 class Updates(Training):
