@@ -185,6 +185,8 @@ def test_break_even_prices_every_contender_on_the_same_requests(results: Path, t
     assert online["blocks"].sum() < static["blocks"].sum()
     with pytest.raises(UserError, match="48 answers for 30 requests to serve"):
         break_even.run(even(requests=30), inputs_of(results), Bench(tmp_path))
+    with pytest.raises(ValueError, match="an interval of 25 in a stream of 24 requests"):
+        even(intervals=[2, 25])
 
 
 def test_each_request_has_the_prices_of_its_measurement() -> None:
@@ -338,6 +340,8 @@ def test_medusa_job_compares_all_contenders_and_says_which_is_lossless(results: 
     assert list(greedy["contender"].unique()) == ["plain", "draft", "medusa", "draft_osd", "medusa_osd"]
     assert (greedy["same_text"] == greedy["requests"]).all()
     assert set(rows[rows["is_lossless"] == 0]["verifier"]) == {"typical"}
+    with pytest.raises(UserError, match="update_interval is 49, but the stream has 48"):
+        medusa.run(settings.model_copy(update={"update_interval": 49}), inputs_of(results), Bench(tmp_path))
     assert (rows[rows["contender"] == "plain"]["emitted"] == rows[rows["contender"] == "plain"]["blocks"]).all()
     sizes = rows.groupby("contender")["parameters"].first()
     assert sizes["medusa"] == sizes["medusa_osd"] == 2 * (32 * 32 + 32 + 320 * 32)

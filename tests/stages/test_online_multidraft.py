@@ -68,6 +68,13 @@ def test_a_stream_longer_than_its_answers_is_refused(folders):
         run(folders, stream=49)
 
 
+def test_settings_with_which_a_draft_learns_nothing_are_refused(folders):
+    with pytest.raises(ValueError, match="update_interval is 33, but a specialist serves 32 requests"):
+        run(folders, update_interval=33)
+    with pytest.raises(ValueError, match="loss none is for a draft that is not trained"):
+        run(folders, loss="none")
+
+
 def test_the_shared_draft_and_the_specialists_together_see_the_same_requests_and_make_as_many_updates(
     folders, monkeypatch
 ):

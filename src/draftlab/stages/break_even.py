@@ -7,7 +7,7 @@ import functools
 import math
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from draftlab.core.measure import Measure
 from draftlab.core.settings import Count
@@ -33,6 +33,12 @@ class Settings(TimedUpdates):
     larger: str = Field("draft_large", description="the larger static draft: folder below models/")
     measurements: int = Field(gt=0, description="times that each step and update is timed, interleaved")
     context: int = Field(gt=0, default=128, description="tokens in the caches")
+
+    @model_validator(mode="after")
+    def _updates_in_every_run(self) -> Settings:
+        if (longest := max(self.intervals)) > self.requests:
+            raise ValueError(f"an interval of {longest} in a stream of {self.requests} requests: no update is made")
+        return self
 
     @property
     def drafts_opened(self) -> list[str]:

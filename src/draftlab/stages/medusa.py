@@ -98,12 +98,14 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     from draftlab.train.folders import Folders
     from draftlab.train.learning import learnt
     from draftlab.train.medusa import contenders, decode_in_turns, epoch_seconds
+    from draftlab.train.online import check_interval
     from draftlab.train.traffic import whole
 
     folders = Folders(inputs.answers, inputs.models, bench.kept)
     target = folders.target(settings.device, inputs.dtype)
     stream = whole(folders.recorded(settings.dataset, "train"), settings.dataset).reordered(settings.seed)
     stream = stream.take(range(min(settings.requests, len(stream))))
+    check_interval(stream, settings)
     heads_settings = settings.model_copy(update={"learning_rate": settings.heads_learning_rate})
     heads = Medusa(target, Tree.of_widths(settings.widths))
     lessons = _lessons(folders, settings)

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from draftlab.core.settings import Dataset, Dtype, NonNegativeInt
 from draftlab.core.settings import Settings as Base
@@ -48,6 +48,15 @@ class Settings(Base):
     temperature: float = Field(1.0, gt=0, description="temperature at which target and drafts sample")
     device: Literal["cpu", "cuda"] = Field("cpu", description="where torch computes; in a run, the scale sets it")
     seeds: list[NonNegativeInt] = Field(min_length=1, description="seeds of the stream's order and of the sampling")
+
+    @model_validator(mode="after")
+    def _every_draft_learns(self) -> Settings:
+        if self.loss == "none":
+            raise ValueError("loss none is for a draft that is not trained: name a loss")
+        if self.update_interval > self.stream:
+            what = f"update_interval is {self.update_interval}, but a specialist serves {self.stream} requests"
+            raise ValueError(f"{what}: lower update_interval, or raise stream")
+        return self
 
 
 class Row:
