@@ -42,7 +42,9 @@ try:
 except UserError as error:
     raise WorkflowError(str(error)) from None
 
-if workflow.is_main_process and not plan.only_looks(sys.argv):
+# While another run holds the lock, what looks damaged may be what it is writing.
+LOCKED = "--nolock" not in sys.argv and any(Path(".snakemake/locks").glob("*"))
+if workflow.is_main_process and not plan.only_looks(sys.argv) and not LOCKED:
     seals.remove_and_report_damaged(RUN.folder)
 
 # For the commands of profiles.

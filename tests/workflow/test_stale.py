@@ -61,6 +61,21 @@ def test_nothing_reruns_when_nothing_changed_nor_after_a_touch(made: Path) -> No
     assert ran(make(made)) == set()
 
 
+def test_a_run_that_is_locked_out_removes_nothing(folder: Path) -> None:
+    """What looks damaged may be what the run that holds the lock is writing."""
+    make(folder)
+    locks = folder / ".snakemake/locks"
+    locks.mkdir(exist_ok=True)
+    (locks / "0.input.lock").write_text("results/mine/main/answers/prompts.eval/answers.jsonl\n")
+    (locks / "0.output.lock").write_text("results/mine/main/answers/prompts.eval/answers.jsonl\n")
+    damaged = folder / WANTED[0]
+    damaged.write_text("changed\n")
+    assert "missing, damaged, or changed" not in make(folder, check=False)
+    assert damaged.exists()
+    shutil.rmtree(locks)
+    assert "missing, damaged, or changed" in make(folder)
+
+
 def test_other_prompts_rerun_what_reads_them(folder: Path) -> None:
     before = (folder / WANTED[0]).read_bytes()
     write_prompts(folder / "mine.jsonl", "tally")
