@@ -67,7 +67,7 @@ def _at(epoch: float, rows: pd.DataFrame, effort: Effort, settings: Offline) -> 
 def measure(scene: Scene, held_out: TargetPass, settings: Offline) -> pd.DataFrame:
     """Acceptance of the draft along recorded answers, one row per request and draft length; with ``live``, also by decoding."""
     agree = agree_along(scene.draft, held_out)
-    lengths = [settings.draft_len, *settings.draft_lens]
+    lengths = dict.fromkeys([settings.draft_len, *settings.draft_lens])
     rows = pd.concat([counts(walk(agree, length)).assign(draft_len=length) for length in lengths], ignore_index=True)
     if not settings.live:
         return rows
