@@ -159,6 +159,18 @@ def test_several_draft_lengths_are_measured_on_one_draft(results, tmp_path):
     assert len(facts["runs"]) == 1
 
 
+def test_a_draft_length_that_is_named_twice_is_measured_once(results, tmp_path):
+    table, _ = run(results, tmp_path, epochs=0, draft_lens=[3, 8, 8])
+    assert table.groupby("draft_len")["request_id"].agg(list).to_dict() == {3: [*range(16)], 8: [*range(16)]}
+
+
+def test_a_log_is_replayed_without_thresholds_of_confidence(results, tmp_path):
+    values = VALUES | {"epochs": 1, "update_interval": 8, "draft_lens": [2], "thresholds": []}
+    table, _ = run_cell("replay_log", results, tmp_path, values)
+    assert {"distilled", "lookup_first"} <= set(table["option"])
+    assert not table["option"].str.endswith("_confident").any()
+
+
 def test_live_decoding_counts_what_replay_counts(results, tmp_path):
     table, _ = run(results, tmp_path, epochs=4, live=True)
     counted = ["accepted", "visited", "overlap", "blocks", "emitted"]

@@ -80,7 +80,7 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     effort, offline = replay_log.distil(draft, train, settings, bench.out / ".checkpoint.safetensors")
     for option in ("distilled", "lookup_first"):
         add("eval", replay_log.fixed_lengths(option, draft, held_out, settings))
-    if not settings.temperature:
+    if settings.thresholds and not settings.temperature:
         for option in ("distilled_confident", "lookup_first_confident"):
             add("eval", replay_log.confident(option, draft, held_out, settings))
     learnt = {"as_it_comes": 0, "distilled": len(train.answers)}
