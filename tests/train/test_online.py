@@ -576,6 +576,10 @@ def test_an_interval_longer_than_the_stream_is_refused(results, tmp_path):
         run(results, tmp_path, update_interval=25, warm_on="stream", warm_share=0.5)
 
 
+def test_a_share_is_the_decimal_number_as_written():
+    assert (traffic.part_of(100, 0.07), traffic.part_of(180, 0.55), traffic.part_of(24, 0.1)) == (7, 99, 3)
+
+
 @pytest.mark.parametrize("learns", [True, False])
 def test_a_draft_distilled_on_the_whole_stream_has_nothing_left_to_serve(results, tmp_path, streams, learns):
     changes = {"warm_on": "stream", "warm_share": 1.0, "update_interval": 1, "learns": learns}

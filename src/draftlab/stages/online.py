@@ -341,11 +341,12 @@ def _serve(
 
     from draftlab.train.live import live_server
     from draftlab.train.online import check_interval, replay_server, serve, serve_unchanged
+    from draftlab.train.traffic import part_of
 
     folders = _folders(inputs, bench)
     draft = folders.draft(settings)
     # A draft is never measured on requests that it was distilled on.
-    known = range(math.ceil(settings.warm_share * len(traffic)) if settings.warm_on == "stream" else 0)
+    known = range(part_of(len(traffic), settings.warm_share) if settings.warm_on == "stream" else 0)
     left = range(len(known), len(traffic))
     served = traffic.take(left) if known else traffic
     if settings.measured_on == "stream" and not left:

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 import pandas as pd
@@ -57,7 +58,7 @@ class Traffic:
         chosen: list[int] = []
         for group in [name] if name else dict.fromkeys(self.group):
             places = self._places(group).tolist()
-            chosen += places[: math.ceil(share * len(places))]
+            chosen += places[: part_of(len(places), share)]
         if not chosen:
             raise UserError(f"no request of class {name!r} was kept aside", remedy="set aside requests of each class")
         return sorted(chosen)
@@ -95,6 +96,15 @@ class Traffic:
         """The places of every ``size`` consecutive requests of a class."""
         places = self._places(group)
         return (places[start : start + size] for start in range(0, len(places), size))
+
+
+def part_of(count: int, share: float) -> int:
+    """The number of requests in this share of ``count``, rounded up; the share is the decimal number as written, because 0.07 * 100 > 7.
+
+    >>> part_of(100, 0.07)
+    7
+    """
+    return math.ceil(Fraction(str(share)) * count)
 
 
 def whole(answers: TargetPass, group: str) -> Traffic:
