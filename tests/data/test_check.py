@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from draftlab import cli
-from draftlab.data import check, formats, sources, splits
+from draftlab.data import check, formats, registry, sources, splits
 from draftlab.data.cleaners import CLEANERS
 from draftlab.data.prompts import Prompt
 from draftlab.data.readers import read_rows
@@ -244,6 +245,13 @@ def test_every_file_of_a_folder_is_read_for_what_it_is(tmp_path: Path) -> None:
     made = [p for name in ("prompts", "eval") for p in read_jsonl(tmp_path / "out" / f"{name}.jsonl", Prompt)]
     found = {(p.id.rsplit("/", 1)[1], p.text) for p in made}
     assert found == {("00000", "translate English to German: yes"), ("00001", "own")}
+
+
+def test_a_folder_may_hold_compressed_files_alone(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.csv.gz").write_bytes(gzip.compress(f"prompt\n{name}\n".encode()))
+    rows = sources.RawFiles(registry.find("prompts"), tmp_path).rows("train")
+    assert [row.row for row in rows] == [{"prompt": "one"}, {"prompt": "two"}]
 
 
 def test_a_number_for_an_answer_is_of_no_known_format(tmp_path: Path) -> None:
