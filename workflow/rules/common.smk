@@ -97,11 +97,21 @@ def code(*modules):
     return plan.code_digest(*(f"draftlab.{module}" for module in modules))
 
 
-def answer_settings(wildcards, **without):
-    """The settings on which the target's answers depend; not where a server is, and how many requests it gets at once. ``without``: further ones, each None."""
-    answers = PAIRS[wildcards.pair].answers
+def flags_of_answers(pair, **others):
+    """Command-line flags of how a pair's target answers; not where a server is, and how many requests it gets at once."""
+    answers = PAIRS[pair].answers
     elsewhere = {"url": None, "batch": None} if answers.url else {}
-    return plan.flags(answers, **elsewhere, **without)
+    return plan.flags(answers, **elsewhere, **others)
+
+
+def answer_settings(wildcards):
+    """The settings on which the target's answers depend."""
+    return flags_of_answers(wildcards.pair)
+
+
+def pairs_settings(wildcards):
+    """The same for recorded pairs, whose answers are not sampled like others."""
+    return flags_of_answers(wildcards.pair, top_k=None, top_p=None, min_p=None)
 
 
 def server(wildcards, input):

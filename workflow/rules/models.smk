@@ -213,9 +213,7 @@ rule pairs:
     resources:
         **resources_of("pairs"),
     params:
-        settings=lambda wildcards: answer_settings(
-            wildcards, top_k=None, top_p=None, min_p=None
-        ),
+        settings=pairs_settings,
         server=server,
         positions=DATA.pairs,
         seed=DATA.seed,
