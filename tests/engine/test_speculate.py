@@ -623,6 +623,9 @@ def test_heads_with_an_uneven_tree_are_refused() -> None:
     heads = Medusa(TARGET, UNEVEN["tree"])
     with pytest.raises(UserError, match="the heads' tree is uneven"):
         decode(draft=heads, draft_len=2, num_drafts=2)
+    tree = Tree.of_widths([2, 1])
+    with pytest.raises(UserError, match="guess a tree of their own"):
+        decode(draft=Medusa(TARGET, tree), draft_len=2, num_drafts=2, tree=tree)
 
 
 def test_the_target_reads_each_token_of_a_tree_once(monkeypatch: pytest.MonkeyPatch) -> None:

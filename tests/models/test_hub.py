@@ -262,6 +262,8 @@ def test_a_model_is_not_replaced_by_links_to_itself(
         hub.copy_model(name, Path("opt"))
     with pytest.raises(UserError, match=f"it holds the model {name}, which would be lost"):
         pretrain.make_tokenizer(Recipe(model=name), out=Path("opt"))
+    with pytest.raises(UserError, match=f"it holds the model {name}, which would be lost"):
+        pretrain.make_draft(Recipe(), tokenizer=opt, template="plain", out=Path("opt"), target=Path(name))
     assert (opt / "model.safetensors").read_bytes() == WEIGHTS
 
 

@@ -670,6 +670,11 @@ def test_the_token_view_spells_the_answer_and_counts_as_replay_does(results, tmp
     assert gain[place] == np.sort(gain)[len(gain) // 2] > 0, "the typical request, and it gains"
 
 
+def test_a_length_or_threshold_that_is_named_twice_is_replayed_once():
+    chosen = ReplayLog(learning_rate=1e-2, batch=8, update_interval=8, draft_lens=[3, 1, 3], thresholds=[0.3, 0.3])
+    assert (chosen.draft_lens, chosen.thresholds) == ([3, 1], [0.3])
+
+
 def test_the_steps_of_a_draft_after_a_lookup_do_not_depend_on_the_next_request(results):
     held_out = load_pass(results / "answers/toy.eval")
     chosen = ReplayLog(learning_rate=1e-2, batch=8, update_interval=8, ceiling=0, draft_lens=[6])

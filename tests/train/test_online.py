@@ -622,6 +622,7 @@ def test_a_class_that_sets_nothing_aside_is_refused(results, tmp_path, streams, 
             "set per_group",
         ),
         ({"measured_on": "held_out"}, "set learns to false"),  # it would be measured before it learnt anything
+        ({"live": True, "learns": False}, "leave live out"),
         ({"loss": "none"}, "loss none is for a draft that is not trained"),
         ({"loss": "none", "learns": False, "warm_on": "stream"}, "loss none is for a draft that is not trained"),
         ({"lag": -1}, "greater than or equal to 0"),

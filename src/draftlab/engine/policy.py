@@ -134,6 +134,8 @@ def make_policy(
             raise UserError(f"{name} does not verify the nodes of a tree", remedy=remedy)
     elif isinstance(token_verifier, TreeVerifier) and tail is not None:
         raise UserError(f"{verifier.name} verifies whole sequences", remedy="give no tail")
+    if heads and tree is not None:
+        raise UserError("Medusa heads guess a tree of their own", remedy="give no tree")
     if heads and heads.tree.nodes != Tree.of_widths(heads.tree.widths).nodes:
         remedy = "give a tree in which all nodes of a depth have as many children (Tree.of_widths)"
         raise UserError("the heads' tree is uneven", remedy=remedy)

@@ -102,6 +102,8 @@ class Settings(Serving):
             )
         if self.learns and self.measured_on == "held_out":
             raise ValueError("a draft that learns is measured on its stream: set learns to false, or use probes")
+        if self.live and not self.learns:
+            raise ValueError("a draft that learns decodes live, others are replayed: leave live out")
         if self.probes and self.drafts != "shared":
             raise ValueError("probes measure one draft: drafts must be shared")
         return self

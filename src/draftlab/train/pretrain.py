@@ -151,6 +151,8 @@ def make_draft(
     - `answers`: files of recorded answers, whose most frequent tokens a trimmed head keeps; without one, those of the text to train on
     - `content`: the digest of the files of --model when the run began; if they have changed since, they are refused
     """
+    if target:
+        hub.check_outside(str(target), out)
     encoder = load_tokenizer(tokenizer)
     if recipe.model:
         hub.copy_model(recipe.model, out)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from draftlab.core.settings import (
     Count,
@@ -147,6 +147,11 @@ class ReplayLog(Serving):
     ceiling: int = Field(
         12, ge=0, description="first requests on which the optimum of two and four drafts is computed; 0: none"
     )
+
+    @field_validator("draft_lens", "thresholds")
+    @classmethod
+    def _each_once(cls, values: list[float]) -> list[float]:
+        return list(dict.fromkeys(values))
 
 
 class TimedUpdates(Updates):
