@@ -92,7 +92,7 @@ def test_replay_counts_what_live_decoding_counts(widths: tuple[int, ...]):
     assert walked.overlap.tolist() == [sum(trace.overlap) for trace in traces]
 
 
-@pytest.mark.parametrize("verifier", ["rrs", "greedy"])
+@pytest.mark.parametrize("verifier", ["rrs", "greedy", "ranked"])
 def test_sampled_text_follows_the_targets_distribution(verifier: str):
     """The conformance kit on live decoding: the second token of an answer, given its first."""
     target, prompt = make(5, vocab=6), [1, 2, 3, 5]

@@ -19,6 +19,7 @@ from draftlab.files.tables import tables_in
 from draftlab.plan.experiment import PROFILES
 from draftlab.plan.scale import Size
 from draftlab.stages import STAGES, acceptance
+from draftlab.stages._schemes import LiveScheme
 from draftlab.train import sources
 from tests.pair import small_llama
 
@@ -1132,3 +1133,8 @@ def test_a_verifier_of_another_kind_is_refused_before_any_job(stage: str, scheme
     names = get_args(of_list)
     assert "k_seq" in names
     assert scheme not in names
+
+
+def test_a_tail_follows_drawn_drafts_alone():
+    with_tail = {scheme.partition("+")[0] for scheme in get_args(LiveScheme) if "+" in scheme}
+    assert with_tail == {name for name, verifier in verify.TOKEN_VERIFIERS.items() if verifier.drafting != "ranked"}

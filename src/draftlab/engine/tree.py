@@ -46,8 +46,8 @@ class TreePair:
                 guesses = logits[:, depth].topk(width).indices
             else:
                 assert policy.generator is not None
-                drafting = policy.drafting if width > 1 else "independent"
-                guesses = draft_tokens(distributions[:, depth, None].expand(-1, width, -1), drafting, policy.generator)
+                probs = distributions[:, depth, None].expand(-1, width, -1)
+                guesses = draft_tokens(probs, policy.drafting, policy.generator)
             columns.append(guesses[:, siblings[:, depth]])
         tokens = torch.stack(columns, -1)
         if distributions is not None:

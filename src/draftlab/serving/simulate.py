@@ -170,9 +170,8 @@ class _Server:
         if new.sum() > budget:
             new = np.diff(np.minimum(np.concatenate([[0], new.cumsum()]), budget))
             new[decoding & (new < 1 + drafted)] = 0  # a block is verified whole
-        kept = np.where(
-            decoding, np.minimum(new, self.running[LEFT]), new
-        )  # nothing is kept beyond a request's last token
+        # Nothing is kept beyond a request's last token.
+        kept = np.where(decoding, np.minimum(new, self.running[LEFT]), new)
         stay, used = self._preempt(self._blocks(self.running[CONTEXT] + kept))
         full = stay < len(new)
         new, decoding = new[:stay], decoding[:stay]

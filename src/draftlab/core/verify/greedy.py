@@ -8,7 +8,7 @@ from torch import Tensor
 from draftlab.core.sampling import Table, Tables, Tokens, greedy_tokens
 from draftlab.core.verify.joint import remaining_probs
 from draftlab.core.verify.single import SMALLEST, accept_probs, reject_residual
-from draftlab.core.verify.survivors import Order, Position, add_draft
+from draftlab.core.verify.survivors import Order, Position, at_most_one
 from draftlab.core.verify.token import Acceptance, Decision, TokenVerifier
 
 
@@ -38,9 +38,8 @@ def _accepted_mass(target_probs: Table, draft: Table, num_drafts: int) -> Table:
 
 
 def _survivors(position: Position, order: Order) -> Tensor:
-    """The drafts are distinct, so at most one equals y."""
     member = position.at(_accepted_mass(position.target, position.groups[order[0]], len(order)))
-    return add_draft(position.start(), order[0], torch.zeros_like(member), member)
+    return at_most_one(position, order, member)
 
 
 greedy = TokenVerifier("greedy", "greedy", _decide, _acceptance, survivors=_survivors)

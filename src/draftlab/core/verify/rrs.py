@@ -12,7 +12,7 @@ from draftlab.core.sampling import Table, Tables, Tokens
 from draftlab.core.verify.joint import MOST_TUPLES, distinct_tuples, remaining_probs
 from draftlab.core.verify.single import SMALLEST, reject_residual
 from draftlab.core.verify.specinfer import rounds
-from draftlab.core.verify.survivors import Order, Position, add_draft
+from draftlab.core.verify.survivors import Order, Position, at_most_one
 from draftlab.core.verify.token import Decision, TokenVerifier
 
 
@@ -33,7 +33,7 @@ def _distinct_survivors(position: Position, order: Order) -> Tensor:
             y = position.token[at, None]
             emitted = rrs.distribution(target[at], distributions, tokens).gather(-1, y)[:, 0] * (tokens == y).any(-1)
             member[part] = (emitted * chance).view(len(part), -1).sum(-1)
-        return add_draft(position.start(), order[0], torch.zeros_like(member), member)
+        return at_most_one(position, order, member)
     at_draft = position.at(draft)
     member = position.at(target).minimum(at_draft)
     if len(order) == 2:
@@ -43,7 +43,7 @@ def _distinct_survivors(position: Position, order: Order) -> Tensor:
         again = at_draft[:, None] / (before + after.flip(-1)).clamp_min(SMALLEST)
         others = (draft - target).clamp_min(0).scatter(-1, position.token[:, None], 0.0)
         member = member + (others * left.minimum(again)).sum(-1)
-    return add_draft(position.start(), order[0], torch.zeros_like(member), member)
+    return at_most_one(position, order, member)
 
 
 rrs = TokenVerifier("rrs", "without_replacement", _decide, survivors=_distinct_survivors)

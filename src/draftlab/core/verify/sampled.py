@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from draftlab.core.sampling import Table, Tables, Tokens, greedy_tokens
-from draftlab.core.verify.survivors import Order, Position, add_draft, add_unseen, scale
+from draftlab.core.verify.survivors import Order, Position, add_unseen, at_most_one, scale
 from draftlab.core.verify.token import Acceptance, Decision, TokenVerifier
 
 
@@ -44,9 +44,9 @@ def _ranked_acceptance(target_probs: Table, draft_probs: Tables) -> Acceptance:
 
 
 def _ranked_survivors(position: Position, order: Order) -> Tensor:
-    """The drafts are distinct, so at most one equals y."""
-    member = position.at(_ranked_mass(position.target, position.groups[order[0]], len(order)))
-    return add_draft(position.start(), order[0], torch.zeros_like(member), member)
+    return at_most_one(
+        position, order, position.at(_ranked_mass(position.target, position.groups[order[0]], len(order)))
+    )
 
 
 sampled = TokenVerifier("sampled", "independent", _decide, _acceptance, survivors=_survivors)

@@ -62,6 +62,11 @@ def add_draft(table: Tensor, group: int, differs: Tensor, equal: Tensor) -> Tens
     return torch.cat([scale(table, differs), none], axis) + torch.cat([none, scale(table, equal)], axis)
 
 
+def at_most_one(position: Position, order: Order, member: Float64[Tensor, " positions"]) -> Tensor:
+    """The table of distinct drafts, of which at most one equals y: ``member`` is the joint probability that y is emitted and drafted."""
+    return add_draft(position.start(), order[0], torch.zeros_like(member), member)
+
+
 def add_unseen(position: Position, table: Tensor, order: Order) -> Tensor:
     """Further drafts that the verifier never looks at: each equals the written token with its own probability."""
     for group in order:
