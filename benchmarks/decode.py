@@ -7,7 +7,8 @@ seconds.
 
 Every contender decodes the same prompts greedily to the same limits with the same fixed draft length, and its text is compared with the plain
 greedy text. In bfloat16 texts may differ from where two tokens are nearly as probable. Tokens are counted the same way for all. ``repository``
-is OSD's loop, rewritten on ``transformers``: it samples at temperature 0.01.
+is OSD's loop, rewritten on ``transformers``: it samples at temperature 0.01. A draft with a trimmed head is widened for ``transformers``, which
+cannot read it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ from draftlab.errors import UserError
 from draftlab.files.json_files import read_jsonl
 from draftlab.latency.comparison import compare
 from draftlab.models import check_same_tokenizer, hf, load_model, load_tokenizer
+from draftlab.models.config import read_config
 from draftlab.models.llama import Llama
+from draftlab.models.trimmed import widen
 from draftlab.train.designs import prune
 
 TEXTS = (
@@ -96,7 +99,7 @@ def bench(
             tokenizer.encode_prompt(prompt.messages, settings.template, prompt.tools)
             for prompt in asked[: settings.requests]
         ]
-        contenders = _contenders(folders, inputs, tokenizer.eos_ids, settings)
+        contenders = _contenders(folders, _untrimmed(folders[1], Path(scratch)), inputs, tokenizer.eos_ids, settings)
         seconds, answers = take_turns(contenders, settings.repeats)
     expected = answers["plain"]
     rows, tokens = [], sum(map(len, expected))
@@ -129,6 +132,7 @@ def table(frame: pd.DataFrame) -> str:
 
 def _contenders(
     folders: Sequence[Path],
+    their_draft: Path,
     prompts: list[list[int]],
     eos_ids: Sequence[int],
     settings: DecodeBench,
@@ -136,7 +140,8 @@ def _contenders(
     """Each decodes all prompts and returns the answers."""
     draft_len, max_new_tokens = settings.draft_len, settings.max_new_tokens
     target, draft = (load_model(folder, settings.dtype) for folder in folders)
-    hub_target, hub_draft = (hf.load(folder, getattr(torch, settings.their_dtype)).network for folder in folders)
+    theirs = (folders[0], their_draft)
+    hub_target, hub_draft = (hf.load(folder, getattr(torch, settings.their_dtype)).network for folder in theirs)
     if hub_target.config.is_encoder_decoder:
         raise UserError("an encoder-decoder", file=folders[0], remedy="this benchmark compares decoder-only models")
     limits: dict[str, Any] = {"max_new_tokens": max_new_tokens, "eos_ids": eos_ids}
@@ -202,6 +207,14 @@ def _hub_answer(
     text = network.generate(ids, attention_mask=torch.ones_like(ids), assistant_model=assistant, **options)
     answer: list[int] = text[0, len(prompt) :].tolist()
     return answer
+
+
+def _untrimmed(draft: Path, scratch: Path) -> Path:
+    """A folder of the same draft that transformers can read: with a trimmed head, the widened draft, whose outputs are the same."""
+    if not read_config(draft).get("head_tokens"):
+        return draft
+    widen(draft, scratch / "widened")
+    return scratch / "widened"
 
 
 def _all_but_the_last_layer(target: Path, scratch: Path) -> Path:

@@ -138,6 +138,9 @@ def test_shapes_of_trees(inputs: live.Inputs) -> None:
     several = run(inputs, schemes=["optimal"], num_drafts=[2], draft_len=3)
     kept = rows[(rows["shape"] == "sequences") & (rows["nodes"] == 6)]
     np.testing.assert_allclose(kept["blocks"].to_numpy(), several["blocks"].to_numpy())
+    alone = trees.run(settings.model_copy(update={"shapes": ["delayed", "oracle"]}), inputs, Bench(Path()))[0]
+    chosen = rows[rows["shape"].isin(["delayed", "oracle"])].reset_index(drop=True)
+    pd.testing.assert_frame_equal(alone, chosen)
     with pytest.raises(ValueError, match="7 nodes are not a whole number"):
         trees.Settings(**(common | {"nodes": [7]}))  # type: ignore[arg-type]
 
