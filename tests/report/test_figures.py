@@ -271,12 +271,19 @@ def test_printed_values_are_drawn(known):
     assert diamonds == [0.28, 0.74, 0.76, 0.62, 0.70]
 
 
-def test_each_format_of_weights_has_its_own_panel(known):
-    table = _table("beyond_quantized_latency")
-    table["seconds"] = table["plain_seconds"] / table["weights"].map({"q8_0": 0.5, "q4_0": 2.0})
-    panels = figures.figure("beyond_quantized_latency", table, "smollm2", known).axes
+@pytest.mark.parametrize(
+    ("experiment", "axis", "values", "titles"),
+    [
+        ("beyond_quantized_latency", "weights", ("q8_0", "q4_0"), {"q8_0 weights", "q4_0 weights"}),
+        ("beyond_engine", "backend", ("llama_cpp", "torch"), {"llama.cpp", "PyTorch"}),
+    ],
+)
+def test_each_format_of_weights_and_each_engine_has_its_own_panel(known, experiment, axis, values, titles):
+    table = _table(experiment)
+    table["seconds"] = table["plain_seconds"] / table[axis].map(dict(zip(values, (0.5, 2.0), strict=True)))
+    panels = figures.figure(experiment, table, "smollm2", known).axes
     speedups = {ax.get_title(): {x for line in ax.lines for x in line.get_xdata() if x != 1} for ax in panels}
-    assert speedups.keys() == {"q8_0 weights", "q4_0 weights"}
+    assert speedups.keys() == titles
     assert [pytest.approx(min(seen)) for seen in speedups.values()] == [max(seen) for seen in speedups.values()]
     assert [max(seen) for seen in speedups.values()] == pytest.approx([0.5, 2.0])
 

@@ -501,6 +501,8 @@ def test_a_speedup_is_over_plain_decoding_with_the_same_weights() -> None:
                 "weights": weights,
                 "contender": name,
                 "seconds": seconds,
+                "tokens": 20,
+                "blocks": 5 if name == "distilled" else 0,
             }
             for weights, plain, own in (("f16", 10.0, 5.0), ("q4_0", 4.0, 8.0))
             for name, seconds in (("none", plain - 1), ("distilled", own), ("none_again", plain + 1))
@@ -509,6 +511,9 @@ def test_a_speedup_is_over_plain_decoding_with_the_same_weights() -> None:
     found = latency_requests.derive(rows).set_index(["contender", "weights"])
     gain = (found["plain_seconds"] / found["seconds"]).unstack()
     assert gain.loc["distilled"].to_dict() == {"f16": 2.0, "q4_0": 0.5}, "over the mean of both measurements"
+    calls = found["plain_calls"].unstack()
+    assert calls.loc["distilled"].to_dict() == {"f16": 2.5, "q4_0": 1.0}, "5 of 20 plain steps"
+    assert not calls.loc["none"].any()
     assert gain.loc["none"].to_dict() == {"f16": 1.0, "q4_0": 1.0}
     assert gain.loc["none_again"].to_dict() == {"f16": 9 / 11, "q4_0": 3 / 5}, "the two are compared with each other"
 

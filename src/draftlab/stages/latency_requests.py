@@ -116,11 +116,14 @@ class Row:
 
 class Derived:
     plain_seconds: float = timing("time of the answer with plain decoding, the mean of both measurements")
+    plain_calls: float = timing("time that as many plain steps take as the answer has blocks", optional=True)
     milliseconds: float = column("time of the answer", "ms", timed=True)
 
 
 MEASURES = {
     "speedup": Measure("plain_seconds", "seconds", "speed-up", "times plain decoding"),
+    "verify_steps": Measure("verify_seconds", "plain_calls", "cost of a verifying call", "plain steps"),
+    "same_text": Measure("same_text", None, "answers that equal plain decoding's", "share"),
     "token_ms": Measure("milliseconds", "tokens", "time per token", "ms"),
     "alpha_accepted": Measure("accepted", "visited", "accepted over visited tokens"),
     "block_efficiency": Measure("tokens", "blocks", "block efficiency", "tokens per target call"),
@@ -332,7 +335,7 @@ def read_costs(table: Path, context: int, drafts: Collection[str] = ()) -> dict[
 
 
 def derive(rows: pd.DataFrame) -> pd.DataFrame:
-    """Add the time of plain decoding of the same request, in the same cell: columns that no ``Row`` declares are axes of an experiment.
+    """Add the times of plain decoding of the same request, in the same cell: columns that no ``Row`` declares are axes of an experiment.
 
     It is the mean of both measurements of plain decoding. These two themselves are compared with the first.
     """
@@ -345,7 +348,8 @@ def derive(rows: pd.DataFrame) -> pd.DataFrame:
     first = rows[rows["contender"] == PLAIN].set_index(keys)["seconds"].reindex(requests).to_numpy()
     both = rows[is_plain].groupby(keys, observed=True, dropna=False)["seconds"].mean().reindex(requests).to_numpy()
     plain_seconds = np.where(is_plain, first, both)
-    return rows.assign(plain_seconds=plain_seconds, milliseconds=1e3 * rows["seconds"])
+    plain_calls = plain_seconds * rows["blocks"] / rows["tokens"]
+    return rows.assign(plain_seconds=plain_seconds, plain_calls=plain_calls, milliseconds=1e3 * rows["seconds"])
 
 
 STAGE = stage_of(__name__, split="eval", exclusive=True, needs_gpu_build=True)
