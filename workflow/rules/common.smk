@@ -52,9 +52,15 @@ def all_cores():
 
 
 TIMES = times.read_times(
-    [Path("paper_figures", RUN.name, "data", times.FILE), LOGS / times.FILE]
+    [
+        *(
+            Path("paper_figures", published, "data", times.FILE)
+            for published in (RUN.scale, RUN.name)
+        ),
+        LOGS / times.FILE,
+    ]
 )
-"""Wall seconds of earlier jobs, by the name of their log. Those of this folder override the published ones."""
+"""Wall seconds of earlier jobs, by the name of their log: the published ones of the scale, those of a run of this name, those of this folder."""
 
 
 def timed_job(job):
