@@ -12,6 +12,8 @@ IN_TURNS := -n 2 --dist loadfile --no-loadscope-reorder
 
 WHEEL := dist/.wheel
 
+SCALES := $(patsubst paper_figures/%/data,%,$(wildcard paper_figures/*/data))
+
 .PHONY: wheel reproduce reproduce-all reproduce-llm smoke rehearse test test-slow test-faults test-fuzz test-slurm test-server test-gpu test-vulkan figures publish check types lint docs format clean
 
 reproduce: .venv/ready  ## every table and figure of both papers at scale=laptop
@@ -60,8 +62,10 @@ test-vulkan: .venv/ready  ## the same for llama.cpp on any machine, on a softwar
 	  PYTHONPATH=$$folder GGML_VK_VISIBLE_DEVICES=0 GGML_VK_DISABLE_F16=1 pytest -s -m gpu tests/gpu/test_llama_cpp.py
 
 figures: .venv/ready  ## redraw the published figures and tables from the committed data; trains nothing
-	for folder in paper_figures/*/data; do \
-	  snakemake --cores all paper_figures --config scale="$$(basename "$$(dirname "$$folder")")" || exit 1; done
+	$(MAKE) -j 2 $(SCALES:%=figures-%)  # two scales at a time: one starts while another draws
+
+figures-%: .venv/ready
+	snakemake --cores all paper_figures --config scale=$*
 
 publish: .venv/ready  ## copy a finished run's tables to paper_figures/ and redraw from there
 	set -f; snakemake --cores all publish $(if $(CONFIG),--config $$CONFIG)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from numpy.testing import assert_allclose
+from pydantic import ValidationError
 
 from draftlab.errors import UserError
 from draftlab.latency import cost
@@ -37,6 +38,21 @@ def test_a_pair_is_measured_and_simulated(tmp_path: Path, monkeypatch: pytest.Mo
     assert 0 < again.per_block < again.target.tokens[256]
     assert again.draft.tokens[256] < again.target.tokens[256]
     assert set(load.best_lengths(again, from_alpha(0.9), [0, 2])["best_draft_len"]) <= {0, 2}
+
+
+def test_torch_measures_the_same_grid_on_the_weights_that_are_named(shared: Path, tmp_path: Path) -> None:
+    folder = shared / "models/stories260K/hf"
+    given = {"backend": "torch", "weights": "f32", "blocks": 1}
+    found = measure.measure(measure.ProfileSettings(folder, folder, **given))  # type: ignore[arg-type]
+    assert found.engine.startswith("torch ")
+    assert found.engine.endswith("float32")
+    assert found.hardware.endswith("1 thread")
+    assert set(found.target.tokens) == {1, 2, 4, 8, 16, 32, 256}
+    assert min(found.target.tokens.values()) > 0
+    with pytest.raises(UserError, match="torch has no q8_0 weights"):
+        measure.measure(measure.ProfileSettings(folder, backend="torch", weights="q8_0"))
+    with pytest.raises(ValidationError, match="device is for backend torch"):
+        measure.measure(measure.ProfileSettings(folder, device="cuda"))
 
 
 @pytest.mark.parametrize("given", [{"blocks": 0}, {"kv_tokens": 0}, {"max_sequences": 0}, {"seed": -1}])

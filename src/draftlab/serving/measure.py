@@ -1,16 +1,17 @@
-"""``draftlab profile``: what steps of a pair cost on this machine, in llama.cpp."""
+"""``draftlab profile``: what steps of a pair cost on this machine, in llama.cpp or in torch."""
 
 from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float64
 from numpy.typing import ArrayLike
 
-from draftlab.core.settings import Flat
+from draftlab.core.settings import Device, Flat
 from draftlab.errors import UserError
 from draftlab.serving.profiles import Attention, Costs, Profile, save
 
@@ -29,8 +30,14 @@ class ProfileSettings:
     """the draft, likewise; without one, only the target is measured"""
     name: str = "here"
     """name of the profile"""
+    backend: Literal["llama_cpp", "torch"] = "llama_cpp"
+    """the inference engine; torch takes model folders only"""
+    weights: Literal["f32", "f16", "bf16", "q8_0", "q4_0"] | None = None
+    """type of the weights of a model folder; without one, q8_0 in llama.cpp and bf16 in torch"""
+    device: Device = "cpu"
+    """where torch computes; llama.cpp has gpu-layers instead"""
     threads: int = 1
-    """CPU threads of llama.cpp"""
+    """CPU threads of the engine"""
     gpu_layers: int = 0
     """layers that llama.cpp runs on the GPU; -1: all"""
     blocks: int = 5
@@ -44,7 +51,7 @@ class ProfileSettings:
 
 
 def profile(settings: Flat[ProfileSettings], *, out: Path) -> None:
-    """Measure the cost of target and draft steps in llama.cpp on this machine, and write a hardware profile for draftlab load.
+    """Measure the cost of target and draft steps on this machine, and write a hardware profile for draftlab load.
 
     **Arguments:**
     - `out`: the YAML file to write
@@ -67,17 +74,25 @@ def measure(settings: ProfileSettings) -> Profile:
     if min(settings.kv_tokens, settings.max_sequences) < 1 or settings.seed < 0:
         what = f"--kv-tokens is {settings.kv_tokens}, --max-sequences {settings.max_sequences}, --seed {settings.seed}"
         raise UserError(what, remedy="give at least 1 token and 1 sequence, and a seed of 0 or more")
-    engine = {"threads": settings.threads, "gpu_layers": settings.gpu_layers, "weights": "q8_0"}
-    length, sequences = max(CONTEXTS) + max(TOKENS), max(BATCHES)
+    weights = settings.weights or ("bf16" if settings.backend == "torch" else "q8_0")
+    names = ("backend", "device", "threads", "gpu_layers")
+    engine = {name: getattr(settings, name) for name in names} | {"weights": weights}
+    after = max(TOKENS) + 1  # what a sequence reads after its context
+    length, sequences = max(CONTEXTS) + after, max(BATCHES)
     drafts = [settings.draft] if settings.draft is not None else []
     rng = np.random.default_rng(settings.seed)
     with open_pair(
         settings.target, *drafts, settings=Engine.model_validate(engine), context_length=length, sequences=sequences
     ) as models:
+        described = models[0].describe()
+        room = min(model.context_length for model in models) - after
+        if room < PROMPT:
+            what, remedy = f"a context of {room + after} tokens", f"use models that hold {PROMPT + after} or more"
+            raise UserError(what, file=settings.target, remedy=remedy)
         per_block = 1e3 * around_calls(models[0], PROMPT // 2, settings.seed)["loop_seconds"]
         times: list[Times] = [[] for _ in models]
         clock = models[0].clock()
-        grid = [(batch, context) for batch in BATCHES for context in CONTEXTS]
+        grid = [(batch, context) for batch in BATCHES for context in (min(each, room) for each in CONTEXTS)]
         for block in range(-1, settings.blocks):  # the first warms up
             print("warming up" if block < 0 else f"block {block + 1} of {settings.blocks}", file=sys.stderr)
             for batch, context in rng.permutation(grid).tolist():
@@ -92,13 +107,13 @@ def measure(settings: ProfileSettings) -> Profile:
                         new.append((batch * tokens, batch * context, 1e3 * (clock() - started)))
                     if block >= 0:
                         rows += new
-    here = machine()
     costs = [fit(rows) for rows in times]
+    hardware, software = _names(settings, described, machine())
     return Profile(
         name=settings.name,
-        hardware=f"{here['processor']}, {settings.threads} threads, {settings.gpu_layers} layers on a GPU",
+        hardware=hardware,
         model=settings.target.name,
-        engine=f"llama-cpp-python {here['packages'].get('llama-cpp-python', '')}",
+        engine=software,
         source=f"draftlab profile: medians of {settings.blocks} blocks; the head is part of what a token costs",
         licence="measured here",
         target=costs[0],
@@ -108,6 +123,16 @@ def measure(settings: ProfileSettings) -> Profile:
         max_sequences=settings.max_sequences,
         max_tokens=512,
     )
+
+
+def _names(settings: ProfileSettings, described: dict[str, Any], here: dict[str, Any]) -> tuple[str, str]:
+    """The hardware and the engine, in words."""
+    processor = f"{here['processor']}, {settings.threads} thread{'s' * (settings.threads > 1)}"
+    if settings.backend == "torch":
+        device = processor if settings.device == "cpu" else described["device"]
+        return device, f"torch {described['torch']}, {described['weights']}"
+    version = here["packages"].get("llama-cpp-python", "")
+    return f"{processor}, {settings.gpu_layers} layers on a GPU", f"llama-cpp-python {version}"
 
 
 def fit(times: Times) -> Costs:
