@@ -38,7 +38,7 @@ try:
     RUN = plan.load_run(config, plan.WORKFLOW)
     # The published figures need neither data nor models: only the committed tables.
     if workflow.is_main_process and "paper_figures" not in sys.argv:
-        RUN.check_data()
+        plan.check_data(RUN)
 except UserError as error:
     raise WorkflowError(str(error)) from None
 

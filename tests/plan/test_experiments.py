@@ -159,9 +159,9 @@ def test_raw_files_that_are_missing_or_unreadable_are_refused_unless_no_cell_nee
     (tmp_path / "utf16.jsonl").write_bytes(b"\xff\xfe{")
     for config, message in (({"raw": "x"}, "no raw files of "), ({"dataset": "utf16.jsonl"}, "the file is UTF-16")):
         with pytest.raises(UserError, match=message):
-            plan.load_run(config | {"experiments": "osd_offline"}, WORKFLOW).check_data()
-        plan.load_run(config | {"experiments": "mdss_region"}, WORKFLOW).check_data()
-    plan.load_run({"dataset": "mine.jsonl"}, WORKFLOW).check_data()
+            plan.check_data(plan.load_run(config | {"experiments": "osd_offline"}, WORKFLOW))
+        plan.check_data(plan.load_run(config | {"experiments": "mdss_region"}, WORKFLOW))
+    plan.check_data(plan.load_run({"dataset": "mine.jsonl"}, WORKFLOW))
 
 
 @pytest.mark.parametrize("text", ["", "\n \n"])
@@ -169,20 +169,20 @@ def test_raw_files_that_are_missing_or_unreadable_are_refused_unless_no_cell_nee
 def test_a_file_without_rows_is_refused_before_any_job(tmp_path, text, template):
     (tmp_path / "none.jsonl").write_text(text)
     with pytest.raises(UserError, match=r"none\.jsonl: it has no rows"):
-        plan.load_run({"dataset": "none.jsonl"} | template, WORKFLOW).check_data()
+        plan.check_data(plan.load_run({"dataset": "none.jsonl"} | template, WORKFLOW))
 
 
 def test_prompts_in_a_chat_template_need_the_template_rendered(tmp_path):
     for texts, is_refused in ((["[INST] a [/INST]", "[INST] b [/INST]", "c"], True), (["[INST] a", "b"], False)):
         (tmp_path / "log.txt").write_text("\n".join(texts))
         if not is_refused:
-            plan.load_run({"dataset": "log.txt"}, WORKFLOW).check_data()
+            plan.check_data(plan.load_run({"dataset": "log.txt"}, WORKFLOW))
             continue
         with pytest.raises(
             UserError, match=r"log.txt: most prompts are in a chat template already .*template=rendered"
         ):
-            plan.load_run({"dataset": "log.txt"}, WORKFLOW).check_data()
-        plan.load_run({"dataset": "log.txt", "template": "rendered"}, WORKFLOW).check_data()
+            plan.check_data(plan.load_run({"dataset": "log.txt"}, WORKFLOW))
+        plan.check_data(plan.load_run({"dataset": "log.txt", "template": "rendered"}, WORKFLOW))
 
 
 def test_prompts_in_a_template_of_text_are_read_as_they_are_under_plain(tmp_path):
@@ -190,7 +190,7 @@ def test_prompts_in_a_template_of_text_are_read_as_they_are_under_plain(tmp_path
     for template, is_refused in (("vicuna_short", True), ("plain", False), ("rendered", False)):
         run = plan.load_run({"dataset": "log.txt", "template": template}, WORKFLOW)
         with pytest.raises(UserError, match="template=rendered") if is_refused else contextlib.nullcontext():
-            run.check_data()
+            plan.check_data(run)
 
 
 def test_a_raw_file_that_the_system_refuses_is_named(monkeypatch):
@@ -199,7 +199,7 @@ def test_a_raw_file_that_the_system_refuses_is_named(monkeypatch):
 
     monkeypatch.setattr(plan.run.sources, "content_of", refuse)
     with pytest.raises(UserError, match="x/spider: Permission denied"):
-        plan.load_run({"raw": "x", "experiments": "osd_offline"}, WORKFLOW).check_data()
+        plan.check_data(plan.load_run({"raw": "x", "experiments": "osd_offline"}, WORKFLOW))
 
 
 FIXED = {"epochs": 1, "batch": 8, "learning_rate": 0.1}
@@ -470,7 +470,7 @@ def test_missing_files_of_a_scale_are_all_named_and_how_to_get_them():
     run = plan.load_run({"scale": "qwen2.5-coder"}, WORKFLOW)
     one, two = (f"qwen2.5-coder-{size}b-instruct-q4_k_m.gguf" for size in ("1.5", "0.5"))
     with pytest.raises(UserError, match=rf"{one}, {two} .*first lines.*main.target: FILE, main.released: FILE"):
-        run.check_data()
+        plan.check_data(run)
 
 
 def test_a_model_without_weights_is_refused_before_anything_runs():
@@ -767,19 +767,19 @@ def test_datasets_that_no_source_has_are_refused_before_any_job(tmp_path, text, 
     file.write_text(text, encoding="utf-8")
     run = plan.load_run({"scale": "smoke", "sizes": str(file)}, WORKFLOW)
     with pytest.raises(UserError, match=message.replace("FILE", re.escape(str(file)))):
-        run.check_data()
+        plan.check_data(run)
     elsewhere = plan.load_run({"scale": "smoke", "sizes": str(file), "experiments": "mdss_region"}, WORKFLOW)
-    elsewhere.check_data()  # no cell reads a dataset
+    plan.check_data(elsewhere)  # no cell reads a dataset
     with_prompts = plan.load_run({"scale": "smoke", "sizes": str(file), "dataset": "mine.jsonl"}, WORKFLOW)
-    with_prompts.check_data()
+    plan.check_data(with_prompts)
 
 
 def test_packaged_datasets_and_those_of_every_scale_have_a_source(tmp_path):
     (tmp_path / "sizes.yaml").write_text("data: {datasets: [gsm8k, humaneval]}", encoding="utf-8")
-    plan.load_run({"scale": "smoke", "sizes": "sizes.yaml"}, WORKFLOW).check_data()
+    plan.check_data(plan.load_run({"scale": "smoke", "sizes": "sizes.yaml"}, WORKFLOW))
     for scale in plan.scale.SCALES:
         if not scale.startswith("qwen"):  # whose files the user supplies
-            plan.load_run({"scale": scale}, WORKFLOW).check_data()
+            plan.check_data(plan.load_run({"scale": scale}, WORKFLOW))
 
 
 def test_a_draft_may_have_as_many_layers_as_the_target_that_is_given():
@@ -891,8 +891,8 @@ def test_a_scale_that_extends_none_or_names_no_model_is_refused(tmp_path):
     path.write_text(f"extends: smoke\npairs: {{main: {{target: {{model: empty}}}}}}\n{sizes}\n")
     run = plan.load_run({"scale": "smollm2", "experiments": "osd_offline"}, tmp_path / "workflow")
     with pytest.raises(UserError, match=r"scales/smollm2.yaml: pairs.main.target: no config.json in empty"):
-        run.check_data()
-    plan.load_run({"scale": "smollm2", "experiments": "osd_speedup_theory"}, tmp_path / "workflow").check_data()
+        plan.check_data(run)
+    plan.check_data(plan.load_run({"scale": "smollm2", "experiments": "osd_speedup_theory"}, tmp_path / "workflow"))
     path = path.rename(path.with_name("calibration.yaml"))
     path.write_text("extends: smoke\n")
     with pytest.raises(

@@ -7,6 +7,7 @@ from draftlab.plan.config import RunConfig, check_names, content_of_model, conte
 from draftlab.plan.experiment import Experiment, Finding, Layout, load_experiment
 from draftlab.plan.figure import DESIGNED, Figure, module_of
 from draftlab.plan.grids import settings_error
+from draftlab.plan.preflight import check_data
 from draftlab.plan.run import Run, load_run, made_with
 from draftlab.plan.scale import Scale
 
@@ -20,6 +21,7 @@ __all__ = [
     "Run",
     "RunConfig",
     "Scale",
+    "check_data",
     "check_names",
     "code_digest",
     "content_of_model",

@@ -1,0 +1,124 @@
+"""The experiments that a run has, of all of its scale, and whether they can run on its data and models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from draftlab.core.settings import Dataset
+from draftlab.errors import UserError
+from draftlab.files.yaml_files import Place
+from draftlab.plan.config import RunConfig
+from draftlab.plan.experiment import Experiment, load_experiment, place
+from draftlab.plan.scale import MAIN, ScaleSettings
+from draftlab.stages._stage import Variant
+from draftlab.stages.latency_requests import BEFORE, DISTILLED
+from draftlab.train.settings import Training
+
+ANSWERING = ("osd_offline", "osd_latency_dataset")
+"""The experiments of a run on the user's prompts: would an adapted draft help on them?"""
+
+
+def experiments_of(
+    run: RunConfig, settings: ScaleSettings, workflow: Path
+) -> tuple[dict[str, Experiment], dict[str, Experiment]]:
+    """The experiments of a run, and all those of its scale, with the sizes that the scale's file gives some of them."""
+    path = Path(run.sizes) if run.sizes else workflow / "scales" / f"{run.scale}.yaml"
+    every = {path.stem: load_experiment(path) for path in sorted((workflow / "experiments").glob("*.yaml"))}
+    for name, size in settings.experiments.items():
+        if name not in every:
+            what, remedy = f"no experiment named {name!r}", f"allowed: {', '.join(every)}"
+            raise Place(path).error(what, ["experiments", name], remedy=remedy)
+        every[name] = every[name].at(run.scale, size, path)
+    at_scale = {name: experiment for name, experiment in every.items() if run.scale in experiment.scales}
+    chosen = _choose(run, every, at_scale, settings)
+    if not chosen:
+        remedy = f"add some to `experiments:` of workflow/scales/{run.scale}.yaml"
+        remedy = f"name one of {', '.join(at_scale)} as experiments=NAME" if at_scale else remedy
+        raise UserError(f"scale {run.scale} has no experiment to run", file="--config", remedy=remedy)
+    for name in chosen:
+        _check_models(at_scale[name], run, settings, place(workflow / "experiments" / f"{name}.yaml", run.scale))
+    return {name: at_scale[name] for name in chosen}, at_scale
+
+
+def _choose(
+    run: RunConfig, every: Mapping[str, Experiment], at_scale: Mapping[str, Experiment], settings: ScaleSettings
+) -> list[str]:
+    """The names of the experiments of a run; only an experiment that the user names must be able to run."""
+    datasets = set(settings.every_dataset)
+    if run.answers_alone and all(name in at_scale for name in ANSWERING):
+        return list(ANSWERING)
+    if run.experiments in ("all", "reproduction", None):
+        return [
+            name
+            for name, experiment in at_scale.items()
+            if (run.experiments == "all" or experiment.paper != "beyond" or name in settings.experiments)
+            and _needed(experiment, run) <= datasets
+            and not (run.everywhere and _has_other_models(experiment, run, settings))
+        ]
+    names = [name.strip() for name in (run.experiments or "").split(",")]
+    for name in names:
+        if name not in every:
+            what, remedy = f"no experiment named {name!r}", f"allowed: {', '.join(every)}"
+        elif name not in at_scale:
+            scales = ", ".join(every[name].scales)
+            what = f"{name} does not exist at scale {run.scale}"
+            remedy = f"it exists at {scales}" if scales else "run it at a scale that names it in workflow/scales/*.yaml"
+        elif missing := sorted(_needed(at_scale[name], run) - datasets):
+            what = f"{name} needs dataset {', '.join(missing)}; this run has {', '.join(sorted(datasets))}"
+            remedy = "leave the experiment out"
+            if not run.dataset:
+                remedy += ", or name it in `data.datasets` of --config sizes=FILE; with raw=, add its files"
+        else:
+            continue
+        raise UserError(what, file="--config experiments", remedy=remedy)
+    return names
+
+
+def _check_models(experiment: Experiment, run: RunConfig, settings: ScaleSettings, where: Place) -> None:
+    """Check that the scale has the pair and the drafts of each cell, and that a draft that learns has a dataset."""
+    cells = experiment.cells(run.scale, datasets=["prompts"] if run.dataset else None)
+    for asked in (variant.settings for variants in cells.values() for variant in variants):
+        pair = getattr(asked, "pair", MAIN)
+        if pair not in settings.pairs:
+            remedy = f"pairs of scale {run.scale}: {', '.join(settings.pairs)}"
+            raise where.error(f"unknown pair {pair!r}", ["pair", pair], remedy=remedy)
+        known = settings.pairs[pair].drafts
+        timed = [name for name in getattr(asked, "contenders", []) if name not in (BEFORE, DISTILLED)]
+        for name in [*getattr(asked, "drafts_opened", [getattr(asked, "role", "")]), *timed]:
+            if name and name not in known:
+                remedy = f"drafts of pair {pair} at scale {run.scale}: {', '.join(known)}"
+                raise where.error(f"unknown draft {name!r}", [name], remedy=remedy)
+        if isinstance(asked, Training) and "" in asked.datasets:
+            raise where.error(
+                "dataset is missing", ["dataset"], remedy=f"add it: {', '.join(settings.datasets_of(pair))}"
+            )
+
+
+def shows_adaptation(variant: Variant) -> bool:
+    """Whether a variant shows what adaptation does: it has the original draft, or distils the draft that is kept and timed."""
+    method = variant.labels.get("method")
+    return method in (None, "original", getattr(variant.settings, "save", None)) and variant.settings.seed == 0
+
+
+def _has_other_models(experiment: Experiment, run: RunConfig, settings: ScaleSettings) -> bool:
+    """Whether an experiment trains models besides the user's, such as another pair's or drafts of other sizes."""
+    variants = (variant for cell in experiment.cells(run.scale).values() for variant in cell)
+    trainings = [variant.settings for variant in variants if isinstance(variant.settings, Training)]
+    return any(
+        (training.pair in settings.pairs and settings.pairs[training.pair].target.family != "llama")
+        or training.drafts_opened != ["draft"]
+        for training in trainings
+    )
+
+
+def _needed(experiment: Experiment, run: RunConfig) -> set[Dataset]:
+    """The datasets that an experiment's cells need; the user's prompts replace the values of an axis ``dataset``."""
+    needed: set[Dataset] = set()
+    for variants in experiment.cells(run.scale, datasets=["prompts"] if run.dataset else None).values():
+        for settings in (variant.settings for variant in variants):
+            has_references = getattr(settings, "quality", False)  # quality is measured against references
+            needs_all = isinstance(settings, Training) or has_references
+            needed.update(settings.datasets if needs_all else [getattr(settings, "dataset", "")])
+            needed.update(getattr(settings, "topics", []))
+    return needed - {""}

@@ -1,0 +1,108 @@
+"""The user's own data and models, by ``--config``, in place of a scale's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from draftlab.core.settings import Dataset
+from draftlab.data import registry
+from draftlab.engine.settings import Answers
+from draftlab.errors import UserError
+from draftlab.files.json_files import read_json
+from draftlab.files.packages import PACKAGES, package_of
+from draftlab.files.weights import is_gguf
+from draftlab.files.yaml_files import Place
+from draftlab.plan.config import RunConfig, check_files
+from draftlab.plan.grids import validated
+from draftlab.plan.scale import MAIN, Pair, ScaleSettings
+
+
+def check_own(settings: ScaleSettings, run: RunConfig) -> None:
+    """Check that the user's files exist, and that the scale reads any."""
+    by_user = {} if settings.by_architecture else run.everywhere | run.models
+    unread = {"raw": run.raw, "dataset": run.dataset, "template": run.template} if settings.by_architecture else {}
+    if key := next(filter(unread.get, unread), None):
+        what = f"{key}: scale {run.scale} reads no requests, because its models have random weights"
+        raise UserError(what, file="--config", remedy="leave it out, or choose another scale")
+    check_files({"raw": run.raw, "dataset": run.dataset}, by_user, "--config")
+
+
+def with_own(settings: ScaleSettings, run: RunConfig) -> ScaleSettings:
+    """The scale with the user's data, models, template and engine in place of its own."""
+    settings = _with_data(settings, run)
+    return settings.model_copy(update={"pairs": _with_models(settings.pairs, run)})
+
+
+def _with_data(settings: ScaleSettings, run: RunConfig) -> ScaleSettings:
+    """The scale with the user's raw files or prompts in place of its datasets."""
+    data, pairs = settings.data, settings.pairs
+    if run.raw:
+        folder = Path(run.raw)
+
+        def held(datasets: list[Dataset]) -> list[Dataset]:
+            return [name for name in datasets if name in PACKAGES or registry.find(name).files_in(folder, "train")]
+
+        data = data.model_copy(update={"source": "raw", "extra": held(data.extra)})
+        # Where the folder has no dataset of a pair, reading them raises the error.
+        pairs = {
+            name: pair.model_copy(update={"datasets": held(pair.datasets) or pair.datasets})
+            for name, pair in pairs.items()
+        }
+    if run.dataset:
+        data = data.model_copy(update={"source": "raw", "datasets": ["prompts"], "extra": []})
+        pairs = {
+            name: pair if name == MAIN else pair.model_copy(update={"datasets": ["prompts"]})
+            for name, pair in pairs.items()
+        }
+    return settings.model_copy(update={"data": data, "pairs": pairs})
+
+
+def _with_models(scale_pairs: Mapping[str, Pair], run: RunConfig) -> dict[str, Pair]:
+    """The pairs with the user's models, template and engine; encoder-decoders keep their template."""
+    pairs = dict(scale_pairs)
+    given = _given_models(pairs, run)
+    for name, pair in pairs.items():
+        answers = pair.answers
+        if pair.target.family == "llama":
+            target = given[name].get("target", "")
+            brings_its_own = bool(target) and not os.path.isdir(target) and _has_template(target)
+            template = run.template or ("own" if brings_its_own else answers.template)
+            answers = answers.model_copy(update={"template": template})
+        pairs[name] = pair.with_models(given[name]).model_copy(update={"answers": answers})
+    if run.answers:
+        answers = validated(Answers, pairs[MAIN].answers.model_dump() | run.answers, Place("--config: answers"))
+        pairs[MAIN] = pairs[MAIN].model_copy(update={"answers": answers})
+    target = given[MAIN].get("target", "")
+    if target and os.path.exists(target) and pairs[MAIN].answers.template == "own" and not _has_template(target):
+        remedy = "name one: template=plain, vicuna_short or vicuna_v1.1 (draftlab verdict: --template)"
+        raise UserError("the target has no chat template", file=target, remedy=remedy)
+    return pairs
+
+
+def _given_models(pairs: Mapping[str, Pair], run: RunConfig) -> dict[str, dict[str, str]]:
+    """The user's models by pair and role; encoder-decoders keep theirs where none is named for them."""
+    given = {name: dict(run.everywhere) if pair.target.family == "llama" else {} for name, pair in pairs.items()}
+    for key, model in run.models.items():
+        name, _, role = key.rpartition(".")
+        name = name or MAIN
+        if name not in pairs or role not in pairs[name].models:
+            allowed = ", ".join(f"{name}.{role}" for name, pair in pairs.items() for role in pair.models)
+            raise UserError(f"models: no model named {key!r}", file="--config", remedy=f"allowed: {allowed}")
+        given[name][role] = model
+    return given
+
+
+def _has_template(target: str) -> bool:
+    """Whether a target, a package, a file or a folder, has a chat template; False for one on the hub, which is not known yet."""
+    if package_of(target) is not None:
+        return True
+    if is_gguf(target):
+        from draftlab.files.gguf_header import read_header
+
+        return "tokenizer.chat_template" in read_header(target).metadata
+    config = Path(target, "tokenizer_config.json")
+    return Path(target, "chat_template.jinja").exists() or (
+        config.is_file() and bool(read_json(config).get("chat_template"))
+    )
