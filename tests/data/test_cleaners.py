@@ -15,7 +15,7 @@ from draftlab.data import cleaners, formats
 from draftlab.data.cleaners import CLEANERS, OSD_REPO_CLEANERS, Cleaner
 from draftlab.data.fields import BadRow
 from draftlab.data.prompts import Prompt, Rejection
-from draftlab.data.readers import RawRow
+from draftlab.data.raw_rows import RawRow
 from tests.data import raw_rows
 
 CASES = [pytest.param(name, cleaner, id=name) for name, cleaner in CLEANERS.items()]

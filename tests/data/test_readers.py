@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from draftlab.data import readers
-from draftlab.data.readers import RawRow, excerpt, read_rows
+from draftlab.data import json_rows, raw_rows
+from draftlab.data.raw_rows import RawRow, excerpt
+from draftlab.data.readers import read_rows
 from draftlab.errors import UserError
 
 GOOD = {"question": "How many?", "answer": "Two."}
@@ -107,8 +108,8 @@ def test_an_array_in_each_line_is_no_row_of_any(tmp_path: Path) -> None:
 
 
 def test_lines_after_an_array_are_read_to_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "LONGEST", 100)
-    monkeypatch.setattr(readers, "CHUNK", 64)
+    monkeypatch.setattr(raw_rows, "LONGEST", 100)
+    monkeypatch.setattr(json_rows, "CHUNK", 64)
     rows = read(tmp_path, b"[]\n" + (LINE + b"\n") * 20)
     assert good(rows) == list(range(2, 22))
 
@@ -226,7 +227,7 @@ def test_a_quote_that_is_not_closed_is_named_where_it_opens(tmp_path: Path) -> N
 
 
 def test_lines_are_counted_beyond_one_that_is_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "LONGEST", 100)
+    monkeypatch.setattr(raw_rows, "LONGEST", 100)
     rows = read(tmp_path, b"prompt,n\na,1\n" + b"x" * 200 + b",2\nc,3\nd\n", "mine.csv")
     assert good(rows) == [2, 4]
     assert [line for line, _ in problems(rows)] == [3, 5]
@@ -313,7 +314,7 @@ def test_a_logged_prompt_with_a_lone_surrogate_is_a_rejected_row(tmp_path: Path)
     rows = read(tmp_path, "\n".join(VLLM.format(repr(text)) for text in texts).encode(), "server.log")
     assert good(rows) == [1, 3]
     assert problems(rows) == [(2, "not UTF-8, or a lone surrogate")]
-    assert all(readers.well_formed(str(row.row)) for row in rows)
+    assert all(raw_rows.well_formed(str(row.row)) for row in rows)
 
 
 def test_a_prompt_that_python_cannot_read_is_a_broken_line(tmp_path: Path) -> None:
@@ -406,11 +407,11 @@ def test_an_array_is_read_alike_in_any_chunks(chunk: int, tmp_path: Path, monkey
     file = tmp_path / "array.json"
     rows = [{"prompt": f"é{number}", "n": number} for number in range(19)] + [12345]
     file.write_bytes(b"\xef\xbb\xbf" + ("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n").encode())
-    whole = list(readers.read_rows(file))
+    whole = list(read_rows(file))
     assert [row.row for row in whole] == [*rows[:-1], "12345"], "a number is no row"
     assert [row.line for row in whole] == list(range(2, 22))
-    monkeypatch.setattr(readers, "CHUNK", chunk)
-    assert list(readers.read_rows(file)) == whole
+    monkeypatch.setattr(json_rows, "CHUNK", chunk)
+    assert list(read_rows(file)) == whole
 
 
 @pytest.mark.parametrize(
@@ -478,12 +479,12 @@ def test_an_object_is_a_row_if_it_holds_a_prompt_or_others_follow(tmp_path: Path
 @pytest.mark.parametrize("indent", [None, 1])
 @pytest.mark.parametrize("mark", ["", "\ufeff"])
 def test_an_object_that_holds_more_rows_than_fit_in_memory_is_read_row_by_row(tmp_path, monkeypatch, indent, mark):
-    monkeypatch.setattr(readers, "LONGEST", 1000)
-    monkeypatch.setattr(readers, "CHUNK", 300)
+    monkeypatch.setattr(raw_rows, "LONGEST", 1000)
+    monkeypatch.setattr(json_rows, "CHUNK", 300)
     rows = [{"prompt": f"é {number}"} for number in range(200)]
     text = json.dumps({"version": "1", "data": rows}, indent=indent, ensure_ascii=False)
     (tmp_path / "log.json").write_text(mark + text, encoding="utf-8")
-    read = list(readers.read_rows(tmp_path / "log.json"))
+    read = list(read_rows(tmp_path / "log.json"))
     assert [row.row for row in read] == rows
     assert not any(row.problem for row in read)
     assert [row.line for row in read[:2]] == ([4, 7] if indent else [1, 1])

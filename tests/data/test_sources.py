@@ -12,7 +12,7 @@ import pytest
 
 from draftlab.data import registry, sources, splits
 from draftlab.data.cleaners import CLEANERS
-from draftlab.data.readers import RawRow
+from draftlab.data.raw_rows import RawRow
 from draftlab.data.sources import Fetched, Hub, RawFiles, fetch, open_source, provenance_path
 from draftlab.errors import UserError
 from draftlab.files.digests import sha256

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from draftlab.data import registry, splits
 from draftlab.data.prompts import Prompt
-from draftlab.data.readers import RawRow
+from draftlab.data.raw_rows import RawRow
 from draftlab.data.registry import Split
 from draftlab.data.splits import Options
 from draftlab.errors import UserError

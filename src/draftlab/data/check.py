@@ -16,7 +16,8 @@ from draftlab.data import classify, cleaners, companions, formats, registry
 from draftlab.data.cleaners import CLEANERS
 from draftlab.data.conversations import CUT
 from draftlab.data.prompts import Prompt, Rejection
-from draftlab.data.readers import excerpt, read_rows
+from draftlab.data.raw_rows import excerpt
+from draftlab.data.readers import read_rows
 from draftlab.data.splits import Options, digest
 from draftlab.errors import UserError
 from draftlab.files.json_files import write_json

@@ -27,7 +27,8 @@ from draftlab.data.formats import (
     detect,
 )
 from draftlab.data.prompts import Prompt, Rejection
-from draftlab.data.readers import RawRow, decoded, excerpt
+from draftlab.data.raw_rows import RawRow, excerpt
+from draftlab.data.strict_json import decoded
 from draftlab.data.tools import offered_in
 
 Cleaner = Callable[[Row], Cleaned]

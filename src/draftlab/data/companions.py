@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from draftlab.data.readers import RawRow, read_rows
+from draftlab.data.raw_rows import RawRow
+from draftlab.data.readers import read_rows
 from draftlab.data.registry import Dataset
 from draftlab.errors import UserError
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from draftlab.data.fields import BadRow, Cleaned, Row, as_text, mapping_of
-from draftlab.data.readers import decoded, well_formed
+from draftlab.data.raw_rows import well_formed
+from draftlab.data.strict_json import decoded
 from draftlab.data.tools import CALLS, calls_in
 
 Role = Literal["system", "user", "assistant", "tool"]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from draftlab.data.readers import well_formed
+from draftlab.data.raw_rows import well_formed
 
 Row = Mapping[str, Any]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from draftlab.data.readers import RawRow
+    from draftlab.data.raw_rows import RawRow
 
 DETECT = 200  # rows from which the format is detected
 

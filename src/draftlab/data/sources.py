@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
 from draftlab.data import companions, formats, generators, registry
-from draftlab.data.readers import RawRow, plain, read_rows
+from draftlab.data.raw_rows import RawRow
+from draftlab.data.readers import plain, read_rows
 from draftlab.data.registry import Dataset, Split
 from draftlab.errors import UserError, printable
 from draftlab.files import hub, packages

@@ -17,7 +17,7 @@ from draftlab.core.settings import Flat
 from draftlab.data import cleaners, registry
 from draftlab.data.conversations import requests_in
 from draftlab.data.prompts import Prompt, Rejection
-from draftlab.data.readers import RawRow
+from draftlab.data.raw_rows import RawRow
 from draftlab.data.sources import DatasetSource, SourceName, open_source
 from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_path

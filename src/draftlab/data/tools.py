@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from draftlab.data.fields import BadRow, Row, mapping_of
-from draftlab.data.readers import decoded, well_formed
+from draftlab.data.raw_rows import well_formed
+from draftlab.data.strict_json import decoded
 
 SCHEMAS = ("parameters", "input_schema", "inputSchema")
 """Fields that hold the schema of a tool's arguments: OpenAI's, Anthropic's and MCP's."""

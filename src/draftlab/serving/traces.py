@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float64, Int
 
-from draftlab.data.readers import LONGEST, bounded_lines, check_distinct
+from draftlab.data.raw_rows import LONGEST, bounded_lines
+from draftlab.data.table_rows import check_distinct
 from draftlab.errors import UserError
 
 
