@@ -1,7 +1,7 @@
 """The memory that `draftlab plan` predicts beside what the same code takes here: python -m benchmarks.memory [--device cuda]
 
 Each size runs in its own process, with random weights: small models in float32 on the CPU, the models of scale=paper on a GPU. On the CPU the
-measurement is the peak of the process less what it held before; second copies of weights (`models.llama.PACKED`) are switched off, as no GPU
+measurement is the peak of the process less what it held before; second copies of weights (`models.packed.PACKED`) are switched off, as no GPU
 has them. On a GPU it is the peak of torch's allocator; the table also shows what the allocator has taken from the card, and the speed.
 """
 
@@ -81,7 +81,7 @@ def measure(job: str, name: str, how: tuple[int, ...], device: Device) -> Measur
     import torch
 
     from draftlab.files.machine import peak_mb
-    from draftlab.models import llama, products, set_up_gpu
+    from draftlab.models import packed, products, set_up_gpu
 
     small = (2, 8, 4, 2, 4)[: len(how)]
     if device == "cuda":
@@ -91,7 +91,7 @@ def measure(job: str, name: str, how: tuple[int, ...], device: Device) -> Measur
         torch.cuda.reset_peak_memory_stats()
         seconds = _run(job, name, how, device)
         return Measured(torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved(), seconds)
-    llama.PACKED, products.LONGEST = {}, 0  # as on a GPU: no copies of weights, no attention that keeps its own
+    packed.PACKED, products.LONGEST = {}, 0  # as on a GPU: no copies of weights, no attention that keeps its own
     torch.set_num_threads(1)
     _run(job, "tiny", small, device)
     held = peak_mb()

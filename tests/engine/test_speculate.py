@@ -27,7 +27,8 @@ from draftlab.engine.replay_trees import confident_trees, rank_in, ranked_tree
 from draftlab.engine.speculate import Decoded, speculate
 from draftlab.errors import UserError
 from draftlab.models import LanguageModel, load_model
-from draftlab.models.llama import Llama, LlamaCache, LlamaConfig
+from draftlab.models.llama import Llama, LlamaConfig
+from draftlab.models.llama_decoder import LlamaCache
 from draftlab.models.medusa import Medusa
 
 EOS = 4

@@ -15,7 +15,9 @@ from safetensors.torch import load_file, save_file
 from draftlab.errors import UserError
 from draftlab.files.seals import RECORD
 from draftlab.models import load_model, set_up_gpu
-from draftlab.models.llama import PACKED, PACKED_PRODUCT, Llama, LlamaConfig, _causal_mask, _Linear
+from draftlab.models.llama import Llama, LlamaConfig
+from draftlab.models.llama_decoder import _causal_mask
+from draftlab.models.packed import PACKED, PACKED_PRODUCT, PackedLinear
 from draftlab.models.weights import read_weights
 
 SMALL = LlamaConfig(
@@ -159,7 +161,7 @@ def test_a_wide_model_in_a_large_batch_gives_the_same_logits(dtype: torch.dtype,
 def test_bfloat16_is_not_packed_where_onednn_does_not_support_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
     weight, rows = torch.randn(2, 256, 256).bfloat16()
-    linear = _Linear(weight)
+    linear = PackedLinear(weight)
     assert linear.packed is None
     torch.testing.assert_close(linear(rows), rows @ weight.T)
 

@@ -21,7 +21,8 @@ from draftlab.engine.recording import load_pass
 from draftlab.engine.speculate import BlockTrace
 from draftlab.errors import UserError
 from draftlab.models import load_model
-from draftlab.models.llama import Llama, LlamaCache, LlamaConfig
+from draftlab.models.llama import Llama, LlamaConfig
+from draftlab.models.llama_decoder import LlamaCache
 from draftlab.models.weights import model_size
 from draftlab.report import findings
 from draftlab.stages import break_even, medusa, memory_traffic, online, utilisation

@@ -17,7 +17,7 @@ from draftlab.engine.held_out import Request, Work
 from draftlab.engine.settings import Answers
 from draftlab.engine.speculate import speculate
 from draftlab.files.json_files import write_jsonl
-from draftlab.models.llama import LlamaDecoder
+from draftlab.models.llama_decoder import LlamaDecoder
 from draftlab.models.tokenizer import train_tokenizer
 from draftlab.stages import live
 from draftlab.stages._stage import Bench

@@ -12,7 +12,8 @@ from draftlab.engine.settings import Recipe
 from draftlab.engine.speculate import speculate
 from draftlab.errors import UserError
 from draftlab.models import load_model
-from draftlab.models.llama import Llama, LlamaConfig, columns_of
+from draftlab.models.head import columns_of
+from draftlab.models.llama import Llama, LlamaConfig
 from draftlab.plan import needs
 from draftlab.train import pretrain
 from draftlab.train.designs import frequent_tokens, project, prune, trim_head

@@ -16,7 +16,7 @@ from draftlab.engine.policy import Policy, Proposal, verify_block
 from draftlab.errors import UserError
 from draftlab.models import Decoder, TokenIds
 from draftlab.models.batching import pad_rows
-from draftlab.models.llama import LlamaDecoder
+from draftlab.models.llama_decoder import LlamaDecoder
 
 RANKED = Sampling()
 """How greedy drafts are ranked: in the same order at every temperature above 0."""

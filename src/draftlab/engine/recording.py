@@ -26,7 +26,7 @@ from draftlab.files.atomic import SEAL, atomic_dir, atomic_path
 from draftlab.files.json_files import read_jsonl, read_object, write_json, write_jsonl
 from draftlab.files.seals import seal, verify
 from draftlab.models import Decodable
-from draftlab.models.llama import columns_of
+from draftlab.models.head import columns_of
 from draftlab.progress import progress
 
 Part = dict[str, Tensor]

@@ -19,7 +19,7 @@ from draftlab.engine.recording import TargetPass
 from draftlab.errors import UserError
 from draftlab.models import Cache, Decoder, LanguageModel
 from draftlab.models.hf import HubModel
-from draftlab.models.llama import LlamaCache
+from draftlab.models.llama_decoder import LlamaCache
 from draftlab.models.lookup import LookupCache
 
 

@@ -13,7 +13,7 @@ from draftlab.engine.loop import Verification
 from draftlab.engine.policy import Policy, Proposal, verify_block
 from draftlab.errors import UserError
 from draftlab.models import Decoder, TokenIds
-from draftlab.models.llama import LlamaCache
+from draftlab.models.llama_decoder import LlamaCache
 from draftlab.models.medusa import Medusa
 
 

@@ -86,7 +86,8 @@ def read_model(path: Path | str) -> Llama:
     """The model of a GGUF file, in float32, or in float16 or bfloat16 if the file stores all matrices so."""
     import torch
 
-    from draftlab.models.llama import Llama, together
+    from draftlab.models.llama import Llama
+    from draftlab.models.rotary import together
 
     header = read_header(path)
     config = config_of(header)

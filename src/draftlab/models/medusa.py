@@ -20,7 +20,8 @@ from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_dir
 from draftlab.models import LanguageModel, TokenIds
 from draftlab.models.batching import pad_requests
-from draftlab.models.llama import Llama, LlamaDecoder
+from draftlab.models.llama import Llama
+from draftlab.models.llama_decoder import LlamaDecoder
 
 
 class Medusa(nn.Module):

@@ -21,7 +21,7 @@ from draftlab.core.losses import LOSSES, one_hot_logits
 from draftlab.errors import UserError, first_line
 from draftlab.files.digests import code_digest
 from draftlab.models import LanguageModel
-from draftlab.models.llama import columns_of
+from draftlab.models.head import columns_of
 from draftlab.train import parallel, training
 from draftlab.train.heads import answer_logits, kept_by
 from draftlab.train.settings import Training

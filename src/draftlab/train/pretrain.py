@@ -29,7 +29,8 @@ from draftlab.files.json_files import read_jsonl, write_json
 from draftlab.files.seals import check_content, seal
 from draftlab.models import LanguageModel, Tokenizer, hf, hub, load_model, load_tokenizer, logit_count, shared_tokenizer
 from draftlab.models.config import context_of
-from draftlab.models.llama import Llama, LlamaConfig, columns_of
+from draftlab.models.head import columns_of
+from draftlab.models.llama import Llama, LlamaConfig
 from draftlab.models.tokenizer import train_tokenizer
 from draftlab.train import training
 from draftlab.train.designs import frequent_tokens, project, prune, trim_head

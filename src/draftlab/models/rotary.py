@@ -1,0 +1,45 @@
+"""Rotary positions: a rotation of neighbouring pairs as one complex product, and the order of rows that makes pairs neighbours."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Complex, Float
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from draftlab.models.llama import LlamaConfig
+
+
+@functools.cache
+@torch.inference_mode(False)
+def rotation_table(config: LlamaConfig, device: torch.device) -> Complex[Tensor, "context half"]:
+    """exp(i position theta^(-2j/dim)), in float64 until the end. The table outlives the call: no inference tensor, training needs it."""
+    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
+    angles = torch.outer(
+        torch.arange(config.max_position_embeddings, dtype=torch.float64), config.rope_theta**-exponents
+    )
+    return torch.polar(torch.ones_like(angles), angles).to(device, torch.complex64)
+
+
+def rotate(pairs: Float[Tensor, "*rows dim"], rotations: Complex[Tensor, "*rows half"]) -> Float[Tensor, "*rows dim"]:
+    turned = torch.view_as_complex(pairs.float().view(*pairs.shape[:-1], -1, 2)) * rotations
+    return torch.view_as_real(turned).flatten(-2).to(pairs.dtype)
+
+
+def rotate_in_place(pairs: Float[Tensor, "*rows dim"], rotations: Complex[Tensor, "*rows half"]) -> None:
+    if pairs.dtype == torch.float32:
+        torch.view_as_complex(pairs.view(*pairs.shape[:-1], -1, 2)).mul_(rotations)
+    else:
+        pairs.copy_(rotate(pairs, rotations))
+
+
+def together(weight: Float[Tensor, "rows ..."], dim: int) -> Float[Tensor, "rows ..."]:
+    """Reorder the rows of each head so that the two halves that a rotation mixes lie side by side."""
+    return weight.view(-1, 2, dim // 2, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)
+
+
+def apart(weight: Float[Tensor, "rows ..."], dim: int) -> Float[Tensor, "rows ..."]:
+    return weight.view(-1, dim // 2, 2, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)
