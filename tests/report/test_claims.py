@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from draftlab.core import stats
-from draftlab.report import contrast, published, tidy
+from draftlab.report import contrast, judge_numbers, judge_statements, judgement, published, tidy
 from draftlab.report import ledger as module
 from tests.synthetic import TABLES
 
@@ -103,7 +103,7 @@ def test_nothing_is_dropped_and_every_row_has_a_verdict(known, ledger):
     assert list(ledger.columns) == columns.split()
     assert set(ledger["claim_id"]) == {*known.numbers["claim_id"], *known.statements}
     assert len(ledger) == len(known.numbers) + len(known.statements)
-    assert set(ledger["verdict"]) <= set(module.CLAIM_VERDICTS)
+    assert set(ledger["verdict"]) <= set(judgement.CLAIM_VERDICTS)
     assert (ledger["paper"] == "OSD").sum() >= 363
     assert set(ledger["verdict"]) >= {"reproduced", "same direction", "inconsistent in print", "not run at this scale"}
 
@@ -494,7 +494,7 @@ def test_expectations(expect, gap, clear, at_best):
     comparison = published.Comparison(
         table="osd_online", measure="alpha", left={}, right=0.0, expect=expect, margin=0.02
     )
-    found = module._clearance(comparison, stats.Interval(*gap, 10))
+    found = judge_statements._clearance(comparison, stats.Interval(*gap, 10))
     assert (found[0] >= 0, found[1] >= 0) == (clear, at_best)
 
 
@@ -581,7 +581,7 @@ def test_the_cost_of_a_draft_step_is_measured(known, tables):
 def test_a_difference_without_a_value_is_undecided():
     nothing = stats.Interval(float("nan"), float("nan"), float("nan"), 5)
     rule = next(claim.rule for claim in published.load().claims.values() if claim.rule)
-    assert module._judge_gap(nothing, 0.3, rule, 0.01, 1) == ("undecided", ", no value")
+    assert judge_numbers._judge_gap(nothing, 0.3, rule, 0.01, 1) == ("undecided", ", no value")
 
 
 @pytest.mark.parametrize(
@@ -593,10 +593,10 @@ def test_a_sign_counts_if_the_interval_for_all_comparisons_excludes_0(low, compa
     rule = published.Rule(table="osd_online", measure="alpha", where={}, tolerance=0.01)
     printed = 0.12 if low < 0.02 else 0.25
     gap = stats.Interval(0.1, low, 0.19, 10**6)
-    assert module._judge_gap(gap, printed, rule, 0.01, comparisons)[0] == verdict
+    assert judge_numbers._judge_gap(gap, printed, rule, 0.01, comparisons)[0] == verdict
 
 
 def test_what_is_detectable_is_that_of_the_least_sensitive_comparison():
     """2.2414 and 0.8416 standard errors: the quantiles of 5 % in two comparisons on both sides, and of a power of 80 %."""
     gaps = [stats.Interval(0.0, -1.95996 * error, 1.95996 * error, 10**6) for error in (0.1, 1.0)]
-    assert module._detectable(gaps) == pytest.approx(2.2414 + 0.8416, rel=1e-4)
+    assert judgement.detectable(gaps) == pytest.approx(2.2414 + 0.8416, rel=1e-4)

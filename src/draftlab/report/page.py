@@ -27,7 +27,8 @@ from draftlab.files.json_files import read_json, split_common
 from draftlab.files.tables import read_table
 from draftlab.plan import Scale
 from draftlab.report import findings, published, summary, tables, tidy
-from draftlab.report.ledger import CLAIM_VERDICTS, by_chance
+from draftlab.report.judgement import CLAIM_VERDICTS
+from draftlab.report.ledger import by_chance
 from draftlab.report.provenance import cells_of, flatten
 
 PAPERS = {

@@ -15,7 +15,8 @@ from draftlab.files.tables import read_table, tables_in
 from draftlab.files.yaml_files import read_yaml
 from draftlab.plan import load_experiment
 from draftlab.report import stages_page
-from draftlab.report.ledger import CLAIM_VERDICTS, by_chance
+from draftlab.report.judgement import CLAIM_VERDICTS
+from draftlab.report.ledger import by_chance
 from draftlab.report.tidy import records
 
 CLAIMS = Path("paper_figures/laptop/data/claims.csv")
