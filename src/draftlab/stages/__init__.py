@@ -1,6 +1,6 @@
 """The stages, one file each: the kinds of measurement that an experiment can ask for. Imports neither torch nor pandas: the Snakefile imports it.
 
-``STAGES`` has every file of this folder whose name does not begin with ``_``. The other files are shared by the stages.
+``STAGES`` has every file of this folder whose name does not begin with ``_``. The other files are shared by the stages, or are parts of a long one.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
 """Serve a stream with a draft that learns from it, and with drafts that stay as they are (OSD, Fig. 3).
 
-The path of a request: it gets its place in the stream (``_order``) and arrives with the target's recorded answer (``_arrive``). One draft
-serves it (``_drafts``), perhaps distilled before (``_prepare``). The request's acceptance is measured, and then the draft learns from it
-(``_serve``). The request becomes a row of the table, alone or with the neighbours in its bin (``run``).
+The path of a request: it gets its place in the stream and arrives with the target's recorded answer (``_arrivals``). One draft serves it
+(``_drafts``), perhaps distilled before. The request's acceptance is measured, and then the draft learns from it (``_one_draft``). The request
+becomes a row of the table, alone or with the neighbours in its bin (``run``).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
@@ -18,7 +17,6 @@ from draftlab.core.measure import Measure
 from draftlab.core.settings import Dataset
 from draftlab.data.classify import Method
 from draftlab.data.streams import Stream
-from draftlab.errors import UserError
 from draftlab.stages._counts import Counts
 from draftlab.stages._inputs import AS_JSON, Distillation
 from draftlab.stages._measures import ALPHAS
@@ -29,10 +27,6 @@ from draftlab.train.settings import Serving
 if TYPE_CHECKING:
     import pandas as pd
 
-    from draftlab.data.prompts import Prompt
-    from draftlab.models import LanguageModel
-    from draftlab.train.folders import Folders
-    from draftlab.train.learning import Effort
     from draftlab.train.traffic import Traffic
 
 Part = Literal["stream", "aside", "held_out"]
@@ -198,29 +192,25 @@ class Inputs(Distillation):
         return super().reads(variants) | data
 
 
-def _folders(inputs: Inputs, bench: Bench) -> Folders:
-    from draftlab.train.folders import Folders
-
-    return Folders(inputs.answers, inputs.models, bench.kept)
-
-
 def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame, Facts]:
     """Serve the stream once, with one draft for all requests or with one for each class."""
     import numpy as np
     import pandas as pd
 
     from draftlab.files.machine import peak_mb
+    from draftlab.stages._arrivals import arrive, folders_of
+    from draftlab.stages._one_draft import measure
     from draftlab.train.learning import Effort
     from draftlab.train.online import check_interval
     from draftlab.train.traffic import binned
 
-    folders = _folders(inputs, bench)
-    stream = _arrive(settings, inputs, bench, "stream")
+    folders = folders_of(inputs, bench)
+    stream = arrive(settings, inputs, bench, "stream")
     if settings.learns:
         check_interval(stream, settings)
     frames, effort = [], Effort()
     for number, (name, places) in enumerate(_drafts(settings, stream).items()):
-        rows, spent = _serve(stream.take(places) if name else stream, name, number, settings, inputs, bench)
+        rows, spent = measure(stream.take(places) if name else stream, name, number, settings, inputs, bench)
         is_stream = rows["split"] == "train"
         rows.loc[is_stream, "stream_index"] = np.array(places)[rows.loc[is_stream, "stream_index"]]
         if name:
@@ -239,56 +229,6 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
     return rows, facts
 
 
-def _arrive(settings: Settings, inputs: Inputs, bench: Bench, part: Part) -> Traffic:
-    """Requests in the order in which they arrive, with the target's recorded answers. The seed permutes the requests of each class."""
-    from draftlab.train.traffic import along, whole
-
-    folders = _folders(inputs, bench)
-    split, seed = ("eval", 0) if part == "held_out" else ("train", settings.seed)
-    is_routed = settings.drafts == "by_route" and part == "stream"
-    key = (part, is_routed, settings.stream, settings.aside)
-
-    def arrange() -> Traffic:
-        answers = folders.joined(settings.datasets, split, settings.temperature)
-        if settings.stream is None:
-            traffic = whole(answers, settings.dataset)
-        else:
-            order = _route if is_routed else _order
-            traffic = along(bench.once(key, lambda: order(settings, inputs, bench, part)), answers)
-        return traffic.in_bins(settings.bin)
-
-    traffic = bench.once((*key, settings.dataset, settings.temperature, settings.bin), arrange)
-    in_time = settings.stream is not None and settings.stream.kind == "by_time"
-    return traffic.reordered(seed, settings.bin, in_time)
-
-
-def _order(settings: Settings, inputs: Inputs, bench: Bench, part: Part) -> list[Prompt]:
-    """The requests of a part of the stream that have a recorded answer, in their order."""
-    from draftlab.data.prompts import Prompt
-    from draftlab.data.streams import arrange
-    from draftlab.files.json_files import read_jsonl
-
-    split, files = ("eval", inputs.held_out) if part == "held_out" else ("train", inputs.requests)
-    folders = _folders(inputs, bench)
-    passes = (folders.recorded(dataset, split, settings.temperature) for dataset in settings.datasets)
-    answered = {answer.id for recorded in passes for answer in recorded.answers}
-    prompts = (prompt for file in files for prompt in read_jsonl(file, Prompt))
-    return arrange((prompt for prompt in prompts if prompt.id in answered), settings.part(part))
-
-
-def _route(settings: Settings, inputs: Inputs, bench: Bench, part: Part) -> list[Prompt]:
-    """The stream with the class that the router finds for each request; its accuracy goes into routing.json beside the table."""
-    from draftlab.data.classify import classifier_of
-    from draftlab.data.routing import routed
-    from draftlab.files.json_files import write_json
-
-    labelled = _order(settings, inputs, bench, "held_out")
-    classifier = classifier_of(inputs.router, "group", labelled, inputs.classifier, settings.device)
-    prompts, facts = routed(_order(settings, inputs, bench, part), classifier)
-    write_json(bench.out / "routing.json", {"method": inputs.router, **facts})
-    return prompts
-
-
 def _drafts(settings: Settings, stream: Traffic) -> dict[str, list[int]]:
     """The places of the requests that each draft serves, by class; "" is the class of a draft for all requests."""
     import numpy as np
@@ -300,93 +240,6 @@ def _drafts(settings: Settings, stream: Traffic) -> dict[str, list[int]]:
     if settings.drafts == "by_group":
         return by_route(stream.group)
     return by_route(misroute(stream.route, settings.route_errors, np.random.default_rng(settings.seed)))
-
-
-def _checkpoint(settings: Settings, bench: Bench, name: str) -> Path | None:
-    """Where training is kept; a run that is timed begins anew if it is killed, because its CPU time before that is lost."""
-    return None if settings.timed else bench.checkpoint(name)
-
-
-def _prepare(
-    draft: LanguageModel,
-    traffic: Traffic,
-    known: Sequence[int],
-    name: str,
-    settings: Settings,
-    inputs: Inputs,
-    bench: Bench,
-) -> Effort:
-    """Distil the draft before it serves, on the requests at the places ``known`` of its ``traffic`` or on those set aside."""
-    from draftlab.train.learning import Effort, train
-    from draftlab.train.sources import Scene
-
-    if settings.warm_on == "nothing":
-        return Effort()
-    if settings.warm_on == "stream":
-        pool, chosen = traffic, list(known)
-    else:
-        pool = _arrive(settings, inputs, bench, "aside")
-        chosen = pool.first(settings.warm_share, name)
-    steps = settings.warm_epochs * math.ceil(len(chosen) / settings.batch)
-    if settings.warm_fair:  # as many updates as online, each of as many requests
-        steps = int(traffic.trains.sum()) // settings.update_interval
-        settings = settings.model_copy(update={"batch": settings.update_interval})
-    return train(Scene(draft, pool.answers), chosen, steps, settings, checkpoint=_checkpoint(settings, bench, "warm"))
-
-
-def _serve(
-    traffic: Traffic, name: str, number: int, settings: Settings, inputs: Inputs, bench: Bench
-) -> tuple[pd.DataFrame, Effort]:
-    """Prepare one draft, then let it serve its ``traffic``, or measure it on the held-out requests of its class."""
-    import numpy as np
-    import pandas as pd
-
-    from draftlab.train.live import live_server
-    from draftlab.train.online import check_interval, replay_server, serve, serve_unchanged
-    from draftlab.train.traffic import part_of
-
-    folders = _folders(inputs, bench)
-    draft = folders.draft(settings)
-    # A draft is never measured on requests that it was distilled on.
-    known = range(part_of(len(traffic), settings.warm_share) if settings.warm_on == "stream" else 0)
-    left = range(len(known), len(traffic))
-    served = traffic.take(left) if known else traffic
-    if settings.measured_on == "stream" and not left:
-        what = f"the draft is distilled on all {len(traffic)} requests" + (f" of {name}" if name else " of the stream")
-        raise UserError(f"{what}, and none is left to measure", remedy="lower warm_share, or lengthen the stream")
-    if settings.learns and not name:
-        check_interval(served, settings)
-    effort = _prepare(draft, traffic, known, name, settings, inputs, bench)
-    if settings.measured_on == "held_out":
-        held_out = _arrive(settings, inputs, bench, "held_out")
-        places = [place for place, group in enumerate(held_out.group) if name in ("", group)]
-        rows = serve_unchanged(draft, held_out.take(places), settings.draft_len)
-        return rows.assign(stream_index=places, split="eval", after=len(traffic)), effort
-    due = sorted({math.ceil(len(served) * (part + 1) / settings.probes) for part in range(settings.probes)})
-
-    def probe(after: int) -> pd.DataFrame:
-        """Measure the draft on the held-out requests."""
-        held_out = _arrive(settings, inputs, bench, "held_out")
-        return serve_unchanged(draft, held_out, settings.draft_len).assign(after=after)
-
-    if settings.learns:
-        live = settings.live and live_server(
-            folders.target(settings.device, inputs.dtype), inputs.max_new_tokens, folders.tokenizer.eos_ids
-        )
-        place = _checkpoint(settings, bench, f"{number}.checkpoint")
-        server = live or replay_server
-        rows, spent = serve(draft, served, settings, server=server, probe=probe, probes=due, checkpoint=place)
-        effort += spent
-        if bench.labels.get("method") == settings.save != "":
-            bench.once("saved", lambda: folders.save(draft, settings.draft, bench.out / "draft"))
-    else:
-        rows = serve_unchanged(draft, served, settings.draft_len)
-        rows = pd.concat([rows, *map(probe, due)], ignore_index=True)
-    rows["after"] = rows["after"].fillna(0).astype(int) if "after" in rows else 0
-    rows["split"] = np.where(rows["after"] > 0, "eval", "train")
-    is_stream = rows["split"] == "train"
-    rows.loc[is_stream, "stream_index"] = np.array(left, dtype=int)[rows.loc[is_stream, "stream_index"]]
-    return rows, effort
 
 
 def update_interval(rows: pd.DataFrame) -> pd.DataFrame:
