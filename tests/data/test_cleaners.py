@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftlab.data import cleaners, formats
+from draftlab.data import cleaners, fields, formats
 from draftlab.data.cleaners import CLEANERS, OSD_REPO_CLEANERS, Cleaner
 from draftlab.data.fields import BadRow
+from draftlab.data.own_prompts import prompts
 from draftlab.data.prompts import Prompt, Rejection
 from draftlab.data.raw_rows import RawRow
 from tests.data import raw_rows
@@ -200,8 +201,8 @@ def test_a_reason_is_the_same_for_all_rows_of_its_kind() -> None:
 
 
 def test_a_time_may_be_any_number() -> None:
-    assert "time" not in cleaners.labels({"time": 10**400})
-    assert cleaners.labels({"time": 10**15})["time"] == 10**15
+    assert "time" not in fields.labels({"time": 10**400})
+    assert fields.labels({"time": 10**15})["time"] == 10**15
 
 
 def test_ids_are_the_rows_places() -> None:
@@ -226,7 +227,7 @@ ANSWERED = {"role": "assistant", "content": "Paris."}
     ],
 )
 def test_a_servers_log_gives_request_and_answer(row: dict[str, object]) -> None:
-    found = cleaners.prompts(row)
+    found = prompts(row)
     assert (found.text, found.reference) == ("The capital of France?", "Paris.")
 
 
@@ -254,13 +255,13 @@ def test_a_servers_log_gives_request_and_answer(row: dict[str, object]) -> None:
     ],
 )
 def test_a_system_prompt_comes_before_the_request(row: dict[str, object]) -> None:
-    found = cleaners.prompts(row)
+    found = prompts(row)
     assert (found.text, found.conversation) == (TURN[0]["content"], [{"role": "system", "content": "Be brief."}, *TURN])
 
 
 @pytest.mark.parametrize("system", [" ", [{"type": "text", "text": ""}], [3], {"os": "linux"}, None])
 def test_a_system_prompt_without_text_is_none(system: object) -> None:
-    assert cleaners.prompts({"messages": TURN, "system": system}).conversation == []
+    assert prompts({"messages": TURN, "system": system}).conversation == []
 
 
 @pytest.mark.parametrize(
@@ -273,14 +274,14 @@ def test_a_system_prompt_without_text_is_none(system: object) -> None:
 )
 def test_a_response_answers_the_last_message_alone(cut: list[object]) -> None:
     answer = {"choices": [{"message": {"content": "Paris."}}]}
-    assert cleaners.prompts({"messages": [*TURN, *cut], "response": answer}).reference is None
+    assert prompts({"messages": [*TURN, *cut], "response": answer}).reference is None
 
 
 @pytest.mark.parametrize(
     "response", [None, "x", [], {"choices": []}, {"choices": [3]}, {"choices": [{"message": None}]}, {"error": "e"}]
 )
 def test_a_response_without_text_is_no_answer(response: object) -> None:
-    assert cleaners.prompts({"messages": TURN, "response": response}).reference is None
+    assert prompts({"messages": TURN, "response": response}).reference is None
 
 
 @pytest.mark.parametrize(
@@ -318,7 +319,7 @@ SPOKEN = [{"role": "system", "content": "Be brief."}, *TURN]
     ],
 )
 def test_a_conversation_may_be_json_text_and_its_system_prompt_beside_it(row: dict[str, object]) -> None:
-    assert cleaners.prompts(row).conversation == SPOKEN
+    assert prompts(row).conversation == SPOKEN
 
 
 @pytest.mark.parametrize(
@@ -336,7 +337,7 @@ def test_a_conversation_may_be_json_text_and_its_system_prompt_beside_it(row: di
     ],
 )
 def test_json_that_is_no_conversation_is_a_prompt(text: str) -> None:
-    assert cleaners.prompts({"prompt": text}).text == text
+    assert prompts({"prompt": text}).text == text
 
 
 @pytest.mark.parametrize("name", ["history", "chat_history"])
@@ -344,30 +345,28 @@ def test_json_that_is_no_conversation_is_a_prompt(text: str) -> None:
 def test_a_history_comes_before_the_prompt(name: str, pairs: bool) -> None:
     before = [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Hello."}]
     history: object = [["Hi.", "Hello."]] if pairs else before
-    found = cleaners.prompts({"prompt": "So?", "system": "Be brief.", name: history, "output": "a"})
+    found = prompts({"prompt": "So?", "system": "Be brief.", name: history, "output": "a"})
     assert found.conversation == [SPOKEN[0], *before, {"role": "user", "content": "So?"}]
     assert (found.text, found.reference) == ("So?", "a")
 
 
 def test_json_beside_an_instruction_is_its_context() -> None:
     talk = json.dumps([{"from": "human", "value": "hi"}, {"from": "gpt", "value": "yo"}])
-    found = cleaners.prompts(
-        {"instruction": "Summarize this.", "input": talk, "system": "Be brief.", "output": "A talk."}
-    )
+    found = prompts({"instruction": "Summarize this.", "input": talk, "system": "Be brief.", "output": "A talk."})
     assert (found.text, found.reference) == (f"Summarize this.\n{talk}", "A talk.")
-    plan = cleaners.prompts({"prompt": "Flights?", "output": '{"from": "BER", "to": "CDG"}'})
+    plan = prompts({"prompt": "Flights?", "output": '{"from": "BER", "to": "CDG"}'})
     assert plan.reference == '{"from": "BER", "to": "CDG"}'
 
 
 @pytest.mark.parametrize("context", [[1, 2, 3], 4096, {"user_id": 5}, {"title": ["a"]}, None])
 def test_a_context_that_is_no_passage_is_ignored(context: object) -> None:
-    assert cleaners.prompts({"prompt": "Why?", "context": context}).text == "Why?"
+    assert prompts({"prompt": "Why?", "context": context}).text == "Why?"
 
 
 @pytest.mark.parametrize("name", ["params", "inputs"])
 def test_parameters_beside_a_prompt_do_not_replace_it(name: str) -> None:
     row = {"prompt": "Q", name: {"prompt": "You are {x}", "messages": TURN, "context": 8192}}
-    assert (cleaners.prompts(row).text, cleaners.prompts(row).conversation) == ("Q", [])
+    assert (prompts(row).text, prompts(row).conversation) == ("Q", [])
 
 
 @pytest.mark.parametrize(
@@ -375,32 +374,32 @@ def test_parameters_beside_a_prompt_do_not_replace_it(name: str) -> None:
 )
 def test_a_history_that_cannot_be_read_rejects_the_row(turn: object) -> None:
     with pytest.raises(BadRow, match="a turn of the history cannot be read"):
-        cleaners.prompts({"prompt": "Q3", "history": [["Q1", "A1"], turn]})
+        prompts({"prompt": "Q3", "history": [["Q1", "A1"], turn]})
 
 
 def test_a_greeting_and_the_prompt_itself_in_a_history() -> None:
     asked = {"role": "user", "content": "Q"}
-    greeted = cleaners.prompts({"prompt": "Q", "history": [[None, "Hello!"], ["Q1", "A1"]]})
+    greeted = prompts({"prompt": "Q", "history": [[None, "Hello!"], ["Q1", "A1"]]})
     assert [message["content"] for message in greeted.conversation] == ["Q1", "A1", "Q"]
-    assert cleaners.prompts({"prompt": "Q", "chat_history": [asked]}).text == "Q"
+    assert prompts({"prompt": "Q", "chat_history": [asked]}).text == "Q"
 
 
 def test_a_row_whose_history_is_elsewhere_is_rejected() -> None:
     with pytest.raises(BadRow, match="previous_response_id"):
-        cleaners.prompts({"input": "So?", "previous_response_id": "resp_1"})
+        prompts({"input": "So?", "previous_response_id": "resp_1"})
     with pytest.raises(BadRow, match="previous_response_id"):
-        cleaners.prompts({"input": "So?", "response": {"previous_response_id": "resp_1", "output": []}})
+        prompts({"input": "So?", "response": {"previous_response_id": "resp_1", "output": []}})
 
 
 def test_the_space_around_a_prompt_is_the_users() -> None:
-    assert cleaners.prompts({"prompt": "def f(x):\n    "}).text == "def f(x):\n    "
+    assert prompts({"prompt": "def f(x):\n    "}).text == "def f(x):\n    "
     with pytest.raises(BadRow, match="prompt is empty"):
-        cleaners.prompts({"prompt": " \n"})
+        prompts({"prompt": " \n"})
 
 
 def test_a_passage_comes_before_its_question() -> None:
-    assert cleaners.prompts({"question": "Who?", "context": "She."}).text == "She.\n\nWho?"
-    assert cleaners.prompts({"instruction": "Who?", "context": "She."}).text == "Who?\nShe."
+    assert prompts({"question": "Who?", "context": "She."}).text == "She.\n\nWho?"
+    assert prompts({"instruction": "Who?", "context": "She."}).text == "Who?\nShe."
 
 
 @pytest.mark.parametrize(
@@ -415,7 +414,7 @@ def test_a_passage_comes_before_its_question() -> None:
     ],
 )  # fmt: skip
 def test_answers_of_other_servers(answer: dict[str, object]) -> None:
-    assert cleaners.prompts({"messages": TURN, **answer}).reference == "Paris."
+    assert prompts({"messages": TURN, **answer}).reference == "Paris."
 
 
 @pytest.mark.parametrize(
@@ -446,31 +445,31 @@ def test_answers_of_other_servers(answer: dict[str, object]) -> None:
     ],
 )  # fmt: skip
 def test_logs_of_other_servers_and_shippers(row: dict[str, object]) -> None:
-    found = cleaners.prompts(row)
+    found = prompts(row)
     assert (found.text, found.reference, found.conversation) == ("The capital of France?", "Paris.", [])
 
 
 @pytest.mark.parametrize("text", ['{"done": true, "action": "click"}', '{"candidates": ["a", "b"]}', '{"done": false}'])
 def test_an_answer_that_is_json_stays_text(text: str) -> None:
-    assert cleaners.prompts({"prompt": "Do it.", "response": text}).reference == text
-    assert cleaners.prompts({"instruction": "Do it.", "output": text}).reference == text
+    assert prompts({"prompt": "Do it.", "response": text}).reference == text
+    assert prompts({"instruction": "Do it.", "output": text}).reference == text
 
 
 @pytest.mark.parametrize(
     "text", ['[{"parts": [1, 2]}]', '[{"type": "function", "content": "x"}]', '[[{"role": "user", "content": "x"}]]']
 )
 def test_a_prompt_that_is_json_stays_text(text: str) -> None:
-    assert cleaners.prompts({"prompt": text}).text == text
+    assert prompts({"prompt": text}).text == text
 
 
 def test_other_fields_are_neither_the_message_nor_its_answer() -> None:
     message = {"role": "user", "content": "x", "type": "message", "data": {"content": "other"}}
-    assert cleaners.prompts({"messages": [message]}).text == "x"
+    assert prompts({"messages": [message]}).text == "x"
     event = {"type": "web_search_call", "content": []}
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": [{"refusal": "no"}]}, event, message]
-    assert cleaners.prompts({"messages": turns}).text == "x"
-    assert cleaners.prompts({"prompt": "A", "message": {"text": "a line of a log", "level": "info"}}).reference is None
-    assert cleaners.prompts({"prompt": "A", "response": "gold", "response_body": "x"}).reference == "gold"
+    assert prompts({"messages": turns}).text == "x"
+    assert prompts({"prompt": "A", "message": {"text": "a line of a log", "level": "info"}}).reference is None
+    assert prompts({"prompt": "A", "response": "gold", "response_body": "x"}).reference == "gold"
 
 
 SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}}
@@ -491,8 +490,8 @@ OFFERED = [{"type": "function", "function": {**ADD, "parameters": SCHEMA}}]
     ],
 )
 def test_the_tools_of_a_request(offered: dict[str, Any]) -> None:
-    assert cleaners.prompts({"messages": TURN, **offered}).tools == OFFERED
-    assert cleaners.prompts({"request": {"messages": TURN, **offered}}).tools == OFFERED
+    assert prompts({"messages": TURN, **offered}).tools == OFFERED
+    assert prompts({"request": {"messages": TURN, **offered}}).tools == OFFERED
 
 
 @pytest.mark.parametrize(
@@ -512,7 +511,7 @@ def test_the_tools_of_a_request(offered: dict[str, Any]) -> None:
     ],
 )
 def test_names_without_a_schema_are_no_tools(tools: object) -> None:
-    assert cleaners.prompts({"messages": TURN, "tools": tools}).tools == []
+    assert prompts({"messages": TURN, "tools": tools}).tools == []
 
 
 CALLED = {"name": "add", "arguments": {"x": 1}}
@@ -599,7 +598,7 @@ FORMATS = {
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_conversations_of_other_apis_lose_nothing(name: str) -> None:
-    found = cleaners.prompts(FORMATS[name])
+    found = prompts(FORMATS[name])
     assert (found.conversation, found.tools) == (SAID, OFFERED)
 
 
@@ -620,7 +619,7 @@ def test_conversations_of_other_apis_lose_nothing(name: str) -> None:
 )
 def test_what_is_no_text_rejects_the_row(row: dict[str, Any]) -> None:
     with pytest.raises(BadRow, match=r"not text|where text is expected|several prompts"):
-        cleaners.prompts(row)
+        prompts(row)
 
 
 def test_a_picture_of_a_model_or_a_tool_ends_the_conversation() -> None:
@@ -628,13 +627,13 @@ def test_a_picture_of_a_model_or_a_tool_ends_the_conversation() -> None:
         {"role": "model", "parts": [{"inlineData": {}}]},
         {"role": "user", "parts": [{"functionResponse": {"response": [{"image": {}}]}}]},
     ):
-        found = cleaners.prompts({"contents": [{"role": "user", "parts": [{"text": "See?"}]}, said]})
+        found = prompts({"contents": [{"role": "user", "parts": [{"text": "See?"}]}, said]})
         assert (found.text, found.meta["cut"]) == ("See?", True)
 
 
 def test_data_that_a_tool_returned_is_json() -> None:
     result = {"role": "tool", "content": [{"title": "a"}]}
-    assert cleaners.prompts({"messages": [*TURN, result]}).text == '[{"title": "a"}]'
+    assert prompts({"messages": [*TURN, result]}).text == '[{"title": "a"}]'
 
 
 @pytest.mark.parametrize(
@@ -646,7 +645,7 @@ def test_data_that_a_tool_returned_is_json() -> None:
     ],
 )
 def test_other_logs_are_no_prompts_and_their_columns_are_named(row: dict[str, Any]) -> None:
-    found = outcome("prompts", cleaners.prompts, row)
+    found = outcome("prompts", prompts, row)
     assert isinstance(found, Rejection)
     assert found.reason.startswith("no prompt or text")
     assert found.row.startswith(f"it has {', '.join(row)}: ")
@@ -654,19 +653,19 @@ def test_other_logs_are_no_prompts_and_their_columns_are_named(row: dict[str, An
 
 def test_json_in_a_prompt_or_an_answer_stays_text() -> None:
     text = '{"text": "x"}'
-    assert cleaners.prompts({"inputs": text, "parameters": {}}).text == text
-    assert cleaners.prompts({"prompt": "q", "response": '{"message": "m"}'}).reference == '{"message": "m"}'
-    asked = cleaners.prompts({"messages": TURN, "system": "Be brief.", "systemInstruction": None, "contents": "x"})
+    assert prompts({"inputs": text, "parameters": {}}).text == text
+    assert prompts({"prompt": "q", "response": '{"message": "m"}'}).reference == '{"message": "m"}'
+    asked = prompts({"messages": TURN, "system": "Be brief.", "systemInstruction": None, "contents": "x"})
     assert asked.conversation == SPOKEN
 
 
 def test_a_function_may_have_no_arguments() -> None:
-    found = cleaners.prompts({"messages": TURN, "tools": [{"type": "function", "function": {"name": "now"}}]}).tools
+    found = prompts({"messages": TURN, "tools": [{"type": "function", "function": {"name": "now"}}]}).tools
     assert found == [{"type": "function", "function": {"name": "now"}}]
-    flat = cleaners.prompts({"messages": TURN, "tools": [{"type": "function", "name": "now"}]}).tools
+    flat = prompts({"messages": TURN, "tools": [{"type": "function", "name": "now"}]}).tools
     assert flat == [{"type": "function", "function": {"name": "now", "parameters": {}}}]
 
 
 def test_a_tool_that_cannot_be_written_rejects_the_row() -> None:
     with pytest.raises(BadRow, match="a tool holds a lone surrogate"):
-        cleaners.prompts({"messages": TURN, "tools": [{**ADD, "parameters": {"\ud800": 1}}]})
+        prompts({"messages": TURN, "tools": [{**ADD, "parameters": {"\ud800": 1}}]})

@@ -13,23 +13,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from draftlab.core.settings import Template
-from draftlab.data.conversations import CUT, answered, first_request, is_conversation, last_request, texts_of
+from draftlab.data.conversations import first_request
 from draftlab.data.fields import BadRow, Cleaned, Row, as_text, items_of, labels, mapping_of, maybe_text, text_of
-from draftlab.data.formats import (
-    ANSWER_FIELDS,
-    CONVERSATION_FIELDS,
-    DETECT,
-    NO_TEXTS,
-    PROMPT_COLUMNS,
-    PROMPT_FIELDS,
-    RETRIEVED,
-    are_lengths,
-    detect,
-)
+from draftlab.data.formats import DETECT, detect
+from draftlab.data.own_prompts import prompts
 from draftlab.data.prompts import Prompt, Rejection
 from draftlab.data.raw_rows import RawRow, excerpt
-from draftlab.data.strict_json import decoded
-from draftlab.data.tools import offered_in
 
 Cleaner = Callable[[Row], Cleaned]
 SPIDER = (
@@ -37,6 +26,53 @@ SPIDER = (
     "Please only generate SQL, don't include explanation in the answer. "
 )
 CODE = "Please generate code based on the following doc:\n"
+
+
+def clean(
+    dataset: str, split: str, rows: Iterable[RawRow], *, cleaner: Cleaner, max_chars: int
+) -> Iterator[Prompt | Rejection]:
+    """Yield a ``Prompt`` or a ``Rejection`` for each row, in order; ``gsm8k/train/00017`` is the row at index 17.
+
+    The cleaner ``prompts`` is replaced by that of the format detected in each file. A prompt of more than ``max_chars``
+    characters is rejected; 0 sets no limit.
+    """
+    pairs = _detected(rows) if cleaner is prompts else zip(rows, itertools.repeat(cleaner))
+    for index, (raw, clean_row) in enumerate(pairs):
+        try:
+            if raw.problem is not None:
+                raise BadRow(raw.problem)
+            cleaned = clean_row(mapping_of(raw.row, "the row"))
+            prompt = Prompt(f"{dataset}/{split}/{index:05d}", dataset, split, **vars(cleaned))
+            if 0 < max_chars < len(prompt.whole):
+                raise BadRow(f"the prompt is longer than {max_chars} characters")
+        except BadRow as reason:
+            row = raw.row if isinstance(raw.row, str) else json.dumps(raw.row, default=repr)
+            shown = f"{reason.detail}: {row}" if reason.detail else row
+            yield Rejection(raw.file, raw.line, excerpt(str(reason)), excerpt(shown))
+            continue
+        yield prompt
+
+
+def _detected(rows: Iterable[RawRow]) -> Iterator[tuple[RawRow, Cleaner]]:
+    """Pair each row with the cleaner of the format detected in its file."""
+    for _, of_file in itertools.groupby(rows, key=lambda raw: raw.file):
+        first = list(itertools.islice(of_file, DETECT))
+        cleaner = CLEANERS[detect(first)]
+        yield from ((raw, cleaner) for raw in itertools.chain(first, of_file))
+
+
+def are_rendered(rows: Iterable[RawRow], template: Template) -> bool:
+    """Whether most of a user's first prompts are in a chat template already, and ``template`` would change what the model reads.
+
+    ``plain`` changes nothing where that has no special tokens.
+    """
+    first = itertools.islice(rows, DETECT)
+    found = [
+        record.has_special_template if template == "plain" else record.is_rendered
+        for record in clean("prompts", "train", first, cleaner=prompts, max_chars=0)
+        if isinstance(record, Prompt)
+    ]
+    return 2 * sum(found) > len(found)
 
 
 def from_fields(prompt: str, reference: str, *, prefix: str = "", context: str = "", labelled: bool = False) -> Cleaner:
@@ -167,177 +203,6 @@ def self_instruct(row: Row) -> Cleaned:
     return alpaca({**instance, "instruction": row.get("instruction")})
 
 
-def prompts(row: Row) -> Cleaned:
-    """A user's traffic: a prompt under a usual name, a list of turns, or a conversation, also within a request in a log.
-
-    Of a conversation, the request is the last turn of the user or of a tool, and the model reads all of it up to there.
-    """
-    row = _unpacked(row)
-    own = (  # ``inputs`` may be a prompt or hold one
-        row.get(name)
-        for name in (*PROMPT_FIELDS, *CONVERSATION_FIELDS)
-        if name != "inputs" or isinstance(row.get(name), str)
-    )
-    for name in LOGGED if any(own) else (*GIVEN, *LOGGED):
-        if isinstance(row.get(name), Mapping) and (name not in SHIPPED or _is_request(row[name])):
-            row = _unpacked({**row, **row[name]})
-    if row.get("images"):  # Ollama's, beside a prompt
-        raise BadRow("a picture where text is expected")
-    if any(place.get("previous_response_id") for place in (row, row.get("response")) if isinstance(place, Mapping)):
-        raise BadRow("previous_response_id: the rest of the conversation is not in the row")
-    system, tools = _system(row), offered_in(row)
-    if (conversation := _conversation(row)) is not None:
-        request = last_request(conversation, system, answered(row))
-        return replace(request, meta={**request.meta, **labels(row)}, tools=tools)
-    if isinstance(row.get("turns"), list):
-        return Cleaned(as_text(items_of(row, "turns")[0], "turns"), None, labels(row))
-    field = next((name for name in PROMPT_FIELDS if isinstance(row.get(name), str | list)), None)
-    if field and isinstance(row[field], list):
-        if len(row[field]) > 1 and isinstance(row[field][0], str):
-            raise BadRow(f"several prompts in a row: {field} is a list of them")
-        return Cleaned(as_text(items_of(row, field)[0], field), None, labels(row))
-    if field is None and PROMPT_COLUMNS.isdisjoint(row) and are_lengths(row):
-        raise BadRow(NO_TEXTS)
-    text = text_of(row, *([field] if field else PROMPT_FIELDS))
-    text = row[field] if field else text  # with the space around it, which the model reads
-    places = (*RETRIEVED, "context") if "instruction" not in row and _is_passage(row.get("context")) else RETRIEVED
-    if retrieved := next((row[name] for name in places if row.get(name)), None):
-        text = f"{_passages(retrieved)}\n\n{text}"
-    if "instruction" in row and (context := maybe_text(row, "input", "context")):
-        text = f"{text}\n{context}"
-    texts = (maybe_text(row, name) for name in ANSWER_FIELDS if isinstance(row.get(name), str))
-    answer = next(filter(None, texts), None) or answered(row)
-    asked = {"role": "user", "content": text}
-    before = _history(row)
-    request = last_request([*(before[:-1] if before[-1:] == [asked] else before), asked], system)
-    if CUT in request.meta:
-        raise BadRow("a turn of the history cannot be read")
-    return Cleaned(request.text, answer, labels(row), request.conversation, tools)
-
-
-LOGGED = ("proxy_server_request", "request", "request_body", "body", "input", "inputBodyJson")
-"""Fields of logs that hold a request: LiteLLM's, gateways', OpenAI's batches, Langfuse's, Bedrock's."""
-SHIPPED = ("message", "log")
-"""Fields in which shippers of logs put what a server wrote."""
-GIVEN = ("params", "inputs", "attributes", *SHIPPED)
-"""The same in Anthropic's batches, LangSmith's runs and OpenTelemetry, where the row has no prompt of its own."""
-PACKED = {
-    "response_body": "response", "responseBody": "response", "gen_ai.input.messages": "messages", "gen_ai.output.messages": "output",
-    "gen_ai.system_instructions": "system", "gen_ai.tool.definitions": "tools",
-}  # fmt: skip
-"""Other names of fields that may be JSON text: gateways' and OpenTelemetry's."""
-ALIASES = {**PACKED, "requestBody": "request", "systemInstruction": "system", "system_instruction": "system"}
-"""The same with fields of gateways and Gemini."""
-
-
-def _is_request(held: object) -> bool:
-    """Whether an object is a server's request, rather than a message or another log."""
-    return isinstance(held, Mapping) and bool({"prompt", "messages", *LOGGED} & held.keys()) and "role" not in held
-
-
-def _renamed(row: Row) -> Row:
-    """The row with the usual names in place of ``ALIASES``."""
-    known: dict[str, object] = {}
-    for name, usual in ALIASES.items():
-        value, given = row.get(name), row.get(usual)
-        value = decoded(value) if name in PACKED and isinstance(value, str) else value
-        if value and (not given or (isinstance(given, str) and not isinstance(value, str))):
-            known.setdefault(usual, value)
-    if is_conversation(row.get("contents")):  # Gemini's
-        known["messages"] = row["contents"]
-    return {**{name: value for name, value in row.items() if name not in ALIASES}, **known} if known else row
-
-
-def _unpacked(row: Row) -> Row:
-    """The row with requests, conversations and answers that it holds as JSON text, as tables do, as objects."""
-    row = _renamed(row)
-    held = {
-        name: decoded(value)
-        for name, value in row.items()
-        if isinstance(value, str) and value.lstrip().startswith(("[", "{"))
-    }
-    unpacked = {name: value for name, value in held.items() if _is_packed(name, value, row)}
-    return {**row, **unpacked} if unpacked else row
-
-
-def _is_packed(name: str, held: object, row: Row) -> bool:
-    """Whether JSON text is what a field of this name holds, rather than a text that a user wrote."""
-    if name in CONVERSATION_FIELDS:
-        return is_conversation(held)
-    if name in ("history", "chat_history"):
-        return isinstance(held, list)
-    if name in ("output", "response"):
-        if not isinstance(held, Mapping) or {"choices", "content", "output"} & held.keys():
-            return isinstance(held, Mapping)
-        return bool({"candidates", "generated_text", "done"} & held.keys()) and answered({"response": held}) is not None
-    if name in SHIPPED:
-        return _is_request(held)
-    if name in PROMPT_FIELDS and not (name == "inputs" and isinstance(held, Mapping)):
-        is_alone = not any(isinstance(row.get(field), str) for field in PROMPT_FIELDS if field != name)
-        if name == "input" and isinstance(held, Mapping):
-            held = next((held[field] for field in CONVERSATION_FIELDS if field in held), None)
-        is_named = name in ("input", "inputs") or (
-            isinstance(held, list)
-            and all(isinstance(item, Mapping) and {"role", "from"} & item.keys() for item in held)
-        )
-        return is_alone and is_named and is_conversation(held)
-    # The server TGI has ``parameters`` beside a prompt ``inputs``.
-    return name in (*LOGGED, *GIVEN) and isinstance(held, Mapping) and not (name == "inputs" and "parameters" in row)
-
-
-def _history(row: Row) -> list[Mapping[str, object]]:
-    """The turns before a prompt: messages, or pairs of what the user and the assistant said (null: nothing)."""
-    value = next((row[name] for name in ("history", "chat_history") if row.get(name)), None)
-    said: list[Mapping[str, object]] = []
-    for turn in value if isinstance(value, list) else []:
-        if isinstance(turn, list) and len(turn) == 2:
-            pair = zip(("user", "assistant"), turn, strict=True)
-            said += [{"role": role, "content": text} for role, text in pair if text is not None]
-        else:
-            said.append(mapping_of(turn, "a turn of the history"))
-    return said
-
-
-def _conversation(row: Row) -> object:
-    """The conversation in a row: a list in one of the usual fields, or what stands there if no field holds a prompt; None without one."""
-    for name in (*CONVERSATION_FIELDS, "turns", *PROMPT_FIELDS):
-        value = row.get(name)
-        if isinstance(value, list) and value and (name in CONVERSATION_FIELDS or isinstance(value[0], Mapping)):
-            return value
-    if any(row.get(name) for name in ("turns", *PROMPT_FIELDS)):
-        return None
-    return next((row[name] for name in CONVERSATION_FIELDS if row.get(name)), None)
-
-
-def _system(row: Row) -> str | None:
-    """The system prompt beside a request: a text (OpenAI's ``instructions``), a list of parts (Anthropic's ``system``), or messages."""
-    value = next((row[name] for name in ("system", "system_prompt", "instructions") if row.get(name)), None)
-    if isinstance(value, Mapping):
-        value = value.get("parts")  # Gemini's
-    if isinstance(value, list):
-        said = (part.get("text", part.get("content")) if isinstance(part, Mapping) else part for part in value)
-        parts = (text for content in said for text in texts_of(content))
-        value = "\n".join(part for part in parts if isinstance(part, str))
-    return as_text(value, "system") if isinstance(value, str) and value.strip() else None
-
-
-def _is_passage(value: object) -> bool:
-    """Whether ``context`` holds passages; other logs use the name for other things."""
-    items = value if isinstance(value, list) else [value]
-    return all(isinstance(item, str) or (isinstance(item, Mapping) and item.keys() & PASSAGE) for item in items)
-
-
-PASSAGE = ("text", "contents", "content", "passage")
-"""Fields that may hold the text of a passage."""
-
-
-def _passages(retrieved: object) -> str:
-    """Join the passages retrieved for a question: one text, a list of texts, or a list of objects with a text."""
-    items = retrieved if isinstance(retrieved, list) else [retrieved]
-    texts = [text_of(item, *PASSAGE) if isinstance(item, Mapping) else item for item in items]
-    return "\n\n".join(as_text(text, "a retrieved passage") for text in texts)
-
-
 CLEANERS: dict[str, Cleaner] = {
     "spider": spider,
     "spider_schema": spider_schema,
@@ -367,50 +232,3 @@ CLEANERS: dict[str, Cleaner] = {
     "prompts": prompts,
 }
 OSD_REPO_CLEANERS = CLEANERS | {"finance_alpaca": from_fields("instruction", "output")}
-
-
-def clean(
-    dataset: str, split: str, rows: Iterable[RawRow], *, cleaner: Cleaner, max_chars: int
-) -> Iterator[Prompt | Rejection]:
-    """Yield a ``Prompt`` or a ``Rejection`` for each row, in order; ``gsm8k/train/00017`` is the row at index 17.
-
-    The cleaner ``prompts`` is replaced by that of the format detected in each file. A prompt of more than ``max_chars``
-    characters is rejected; 0 sets no limit.
-    """
-    pairs = _detected(rows) if cleaner is prompts else zip(rows, itertools.repeat(cleaner))
-    for index, (raw, clean_row) in enumerate(pairs):
-        try:
-            if raw.problem is not None:
-                raise BadRow(raw.problem)
-            cleaned = clean_row(mapping_of(raw.row, "the row"))
-            prompt = Prompt(f"{dataset}/{split}/{index:05d}", dataset, split, **vars(cleaned))
-            if 0 < max_chars < len(prompt.whole):
-                raise BadRow(f"the prompt is longer than {max_chars} characters")
-        except BadRow as reason:
-            row = raw.row if isinstance(raw.row, str) else json.dumps(raw.row, default=repr)
-            shown = f"{reason.detail}: {row}" if reason.detail else row
-            yield Rejection(raw.file, raw.line, excerpt(str(reason)), excerpt(shown))
-            continue
-        yield prompt
-
-
-def are_rendered(rows: Iterable[RawRow], template: Template) -> bool:
-    """Whether most of a user's first prompts are in a chat template already, and ``template`` would change what the model reads.
-
-    ``plain`` changes nothing where that has no special tokens.
-    """
-    first = itertools.islice(rows, DETECT)
-    found = [
-        record.has_special_template if template == "plain" else record.is_rendered
-        for record in clean("prompts", "train", first, cleaner=prompts, max_chars=0)
-        if isinstance(record, Prompt)
-    ]
-    return 2 * sum(found) > len(found)
-
-
-def _detected(rows: Iterable[RawRow]) -> Iterator[tuple[RawRow, Cleaner]]:
-    """Pair each row with the cleaner of the format detected in its file."""
-    for _, of_file in itertools.groupby(rows, key=lambda raw: raw.file):
-        first = list(itertools.islice(of_file, DETECT))
-        cleaner = CLEANERS[detect(first)]
-        yield from ((raw, cleaner) for raw in itertools.chain(first, of_file))
