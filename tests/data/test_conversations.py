@@ -6,8 +6,10 @@ import json
 
 import pytest
 
-from draftlab.data.conversations import Turn, conversation_numbers, first_request, last_request, turns
+from draftlab.data.continuations import conversation_numbers
+from draftlab.data.conversations import first_request, last_request, turns
 from draftlab.data.fields import BadRow
+from draftlab.data.messages import Turn
 
 
 def said(*pairs: tuple[str, str]) -> list[dict[str, str]]:

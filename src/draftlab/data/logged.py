@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from draftlab.data.conversations import answered, is_conversation
+from draftlab.data.conversations import is_conversation
 from draftlab.data.fields import Row
 from draftlab.data.formats import CONVERSATION_FIELDS, PROMPT_FIELDS
+from draftlab.data.responses import answered
 from draftlab.data.strict_json import decoded
 
 LOGGED = ("proxy_server_request", "request", "request_body", "body", "input", "inputBodyJson")

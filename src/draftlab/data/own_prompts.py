@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from draftlab.data.conversations import CUT, answered, last_request, texts_of
+from draftlab.data.conversations import CUT, last_request
 from draftlab.data.fields import BadRow, Cleaned, Row, as_text, items_of, labels, mapping_of, maybe_text, text_of
 from draftlab.data.formats import (
     ANSWER_FIELDS,
@@ -17,6 +17,8 @@ from draftlab.data.formats import (
     are_lengths,
 )
 from draftlab.data.logged import request_of
+from draftlab.data.messages import texts_of
+from draftlab.data.responses import answered
 from draftlab.data.tools import offered_in
 
 

@@ -15,7 +15,7 @@ from typing import IO, Any, Literal
 
 from draftlab.core.settings import Flat
 from draftlab.data import cleaners, registry
-from draftlab.data.conversations import requests_in
+from draftlab.data.continuations import requests_in
 from draftlab.data.prompts import Prompt, Rejection
 from draftlab.data.raw_rows import RawRow
 from draftlab.data.sources import DatasetSource, SourceName, open_source

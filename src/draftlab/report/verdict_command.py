@@ -22,7 +22,7 @@ from draftlab.core.settings import Flat, Template
 from draftlab.core.stats import ENOUGH
 from draftlab.data import check, dropped
 from draftlab.data.classify import languages
-from draftlab.data.conversations import conversation_numbers
+from draftlab.data.continuations import conversation_numbers
 from draftlab.data.prompts import Prompt
 from draftlab.engine.answers import Answer, recorded_name
 from draftlab.errors import UserError
