@@ -1,4 +1,7 @@
-"""The requests of a stream in the order in which they arrive, with the target's recorded answers. Imports torch: only a running stage imports it."""
+"""The requests of a stream in the order in which they arrive, with the target's recorded answers.
+
+It imports torch, so only a running stage imports it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""One draft of a stream: distilled before, perhaps; then it serves its requests, or is measured on held-out ones. Imports torch: only a running stage imports it."""
+"""One draft of a stream: perhaps distilled before, it serves its requests or is measured on held-out ones.
+
+It imports torch, so only a running stage imports it.
+"""
 
 from __future__ import annotations
 
