@@ -64,6 +64,30 @@ def test_what_cannot_be_read_is_left_out_and_counted(tmp_path: Path) -> None:
     assert found.left_out == {"broken line": 1, "no time, or no numbers of tokens": 3, "no tokens read or written": 1}
 
 
+@pytest.mark.parametrize("failed", [{}, {"response": None}, {"response": {"usage": None}}, {"usage": None}])
+def test_a_log_may_begin_with_a_request_that_failed(failed: dict[str, object], tmp_path: Path) -> None:
+    usage = {"prompt_tokens": 5, "completion_tokens": 7}
+    rows = [{"timestamp": 0, **failed}, *({"timestamp": at, "response": {"usage": usage}} for at in (1, 2))]
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    found = traces.read_trace(tmp_path / "t.jsonl")
+    assert found.seconds.tolist() == [0, 1]
+    assert found.left_out == {"no time, or no numbers of tokens": 1}
+
+
+def test_a_null_outside_hides_nothing_inside(tmp_path: Path) -> None:
+    usage = {"prompt_tokens": 5, "completion_tokens": 7}
+    for empty in ({"usage": None}, {"prompt_tokens": None, "completion_tokens": None}):
+        (tmp_path / "t.jsonl").write_text(json.dumps({"timestamp": 0, **empty, "response": {"usage": usage}}))
+        assert traces.read_trace(tmp_path / "t.jsonl").output.tolist() == [7]
+
+
+@pytest.mark.parametrize("name", ["T.CSV", "T.Csv.GZ"])
+def test_a_table_is_known_by_a_suffix_in_capitals_too(name: str, tmp_path: Path) -> None:
+    text = TRACES["azure.csv"].encode()
+    (tmp_path / name).write_bytes(gzip.compress(text) if name.endswith("GZ") else text)
+    assert traces.read_trace(tmp_path / name).output.tolist() == [44, 109]
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -137,6 +161,12 @@ def test_a_long_trace_takes_24_bytes_a_request(tmp_path: Path) -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 50_000 * 24 * 2 + 500_000
+
+
+@pytest.mark.parametrize("burst", [0.0, 1e-310, float("inf"), float("nan")])
+def test_a_burst_from_which_no_time_follows_is_refused(burst: float) -> None:
+    with pytest.raises(UserError, match="a burst of"):
+        traces.poisson(traces.constant(8, 8), 5, 1.0, np.random.default_rng(0), burst)
 
 
 def test_bursts_keep_the_rate_and_raise_the_spread() -> None:

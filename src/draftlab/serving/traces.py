@@ -82,6 +82,9 @@ FORMATS = {
 """Mooncake and Qwen-Bailian name their columns alike; rows of Qwen-Bailian have a ``chat_id``, and seconds in place of milliseconds."""
 
 
+UNKNOWN = "no time, or no numbers of tokens"
+
+
 def _format_of(row: Mapping[str, Any], path: Path, line: int) -> str:
     for name, columns in FORMATS.items():
         needed = {columns.arrived, columns.prompt, columns.output}
@@ -118,7 +121,7 @@ def rows(path: Path) -> Iterator[tuple[int, Any]]:
 
 def _is_table(path: Path) -> bool:
     """Whether the first line of a file names its columns."""
-    return path.name.removesuffix(".gz").endswith(".csv")
+    return path.name.lower().removesuffix(".gz").endswith(".csv")
 
 
 def _object(line: str) -> Any:
@@ -130,11 +133,20 @@ def _object(line: str) -> Any:
 
 
 def unwrapped(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A row with the fields of its ``response``, and of the ``body`` in that, as a log of a server's requests has them."""
+    """A row with the fields of its ``response``, and of the ``body`` in that, as a log of a server's requests has them.
+
+    An outer field prevails, unless it is null.
+    """
     for name in ("response", "body"):
-        inner = row.get(name)
-        row = {**inner, **row} if isinstance(inner, Mapping) else row
+        row = _over(row, row.get(name))
     return row
+
+
+def _over(row: Mapping[str, Any], inner: Any) -> Mapping[str, Any]:
+    """The fields of ``inner``, if it is an object, and over them those of ``row`` that are not null."""
+    if not isinstance(inner, Mapping):
+        return row
+    return {**inner, **{name: value for name, value in row.items() if value is not None or name not in inner}}
 
 
 def read_trace(path: Path, *, limit: int = 0) -> Arrivals:
@@ -145,20 +157,28 @@ def read_trace(path: Path, *, limit: int = 0) -> Arrivals:
     seconds, prompt, output = array("d"), array("q"), array("q")
     left_out: Counter[str] = Counter()
     columns: Columns | None = None
+    unknown: UserError | None = None
     for line, row in rows(path):
         if row is None:
             left_out["broken line"] += 1
             continue
-        usage = unwrapped(row).get("usage")
-        row = {**(usage if isinstance(usage, dict) else {}), **row}
+        row = _over(row, unwrapped(row).get("usage"))
         row = {name.removesuffix("(s)").strip(): value for name, value in row.items()}
-        columns = columns or FORMATS[_format_of(row, path, 1 if _is_table(path) else line)]
+        if columns is None:
+            try:
+                columns = FORMATS[_format_of(row, path, 1 if _is_table(path) else line)]
+            except UserError as error:
+                if _is_table(path):
+                    raise
+                unknown = unknown or error  # a request that failed has no usage; a later one may
+                left_out[UNKNOWN] += 1
+                continue
         try:
             at = _seconds(row.get(columns.arrived), columns.unit)
             # An array of integers refuses a number that is too large.
             read, written = array("i", [int(float(row[name])) for name in (columns.prompt, columns.output)])
         except (KeyError, TypeError, ValueError, OverflowError):
-            left_out["no time, or no numbers of tokens"] += 1
+            left_out[UNKNOWN] += 1
             continue
         if read < 1 or written < 1:
             left_out["no tokens read or written"] += 1
@@ -175,6 +195,8 @@ def read_trace(path: Path, *, limit: int = 0) -> Arrivals:
         output.append(written)
         if len(seconds) == limit:
             break
+    if columns is None and unknown:
+        raise unknown
     if not seconds:
         reasons = ", ".join(f"{n} {why}" for why, n in left_out.items()) or "it is empty"
         raise UserError(f"no usable request: {reasons}", file=path, remedy="give a trace with times and lengths")
@@ -199,8 +221,8 @@ def poisson(lengths: Arrivals, requests: int, rate: float, rng: np.random.Genera
 
     Gaps between them are Gamma with ``burst`` as the squared coefficient of variation: exponential for 1.
     """
-    if not rate > 0 or not burst > 0:
-        raise UserError(f"a rate of {rate} and a burst of {burst}", remedy="give numbers above 0")
+    if not (0 < rate < math.inf and 0 < burst < math.inf and 1 / burst < math.inf):
+        raise UserError(f"a rate of {rate} and a burst of {burst}", remedy="give finite numbers above 0")
     gaps = rng.gamma(1 / burst, burst / rate, requests)
     chosen = lengths.take(rng.integers(len(lengths.prompt), size=requests))
     return replace(chosen, seconds=np.cumsum(gaps) - gaps[0])
