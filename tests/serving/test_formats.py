@@ -260,6 +260,24 @@ def test_a_folder_with_other_files_is_not_replaced(tmp_path: Path) -> None:
         emit.write(pair, ("vllm",), tmp_path / "other")
 
 
+@pytest.mark.parametrize("text", ["my notes", "", "## notes.txt\n\nmine", "# Title\n\n## vllm.json\n\nfor vllm"])
+def test_a_readme_of_others_is_not_replaced(text: str, tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text(text)
+    with pytest.raises(UserError, match=r"README\.md, which would be lost"):
+        emit.write(Deployment("T", "D", 4), ("vllm",), tmp_path)
+    assert (tmp_path / "README.md").read_text() == text
+
+
+def test_where_no_engine_can_use_the_pair_earlier_settings_stay(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    emit.write(Deployment("T", "D", 4), ("vllm",), tmp_path / "out")
+    with pytest.raises(UserError, match="no engine can use this pair"):
+        emit.write(Deployment("T", "D", 4, lookup=True), (), tmp_path / "out")
+    assert capsys.readouterr().err.count("no settings for ") == len(emit.EMITTERS)
+    assert (tmp_path / "out/vllm.json").is_file()
+
+
 def test_prompt_lookup_comes_first_where_an_engine_can(tmp_path: Path) -> None:
     pair = dataclasses.replace(WANTED, lookup=True)
     assert [found.file for found in emit.write(pair, (), tmp_path / "out")] == ["llama_server.sh"]

@@ -415,16 +415,20 @@ def from_load(file: Path, context: int) -> tuple[list[tuple[int, int, int]], int
 
 README = "README.md"
 """The file that says how to use the others."""
+SECTION = re.compile(r"^## (.+)\n\nfor ", re.MULTILINE)
+"""How each section of it begins, with the name of a file."""
 
 
 def write(pair: Deployment, engines: Sequence[str], out: Path) -> list[EngineFile]:
     """Write settings for ``engines`` (if none is named, for all that can use this pair) into the folder OUT.
 
-    **Raises:** ``UserError`` if OUT holds anything but such settings, which would be lost.
+    **Raises:** ``UserError`` if OUT holds anything but such settings, which would be lost, or if no engine can use the pair.
     """
     readme = out / README
-    earlier = re.findall(r"^## (.+)$", readme.read_text(encoding="utf-8"), re.MULTILINE) if readme.is_file() else []
-    check_replaceable(out, ours := lambda names: names <= {README, *earlier})
+    text = readme.read_text(encoding="utf-8", errors="replace") if readme.is_file() else ""
+    # A README.md of others has no such sections, and may stand alone in its folder.
+    earlier = SECTION.findall(text) if SECTION.match(text) else []
+    check_replaceable(out, ours := lambda names: not names or (bool(earlier) and names <= {README, *earlier}))
     written = []
     for name in engines or EMITTERS:
         if name not in EMITTERS:
@@ -437,6 +441,8 @@ def write(pair: Deployment, engines: Sequence[str], out: Path) -> list[EngineFil
             if engines:
                 raise
             print(f"no settings for {name}: {error}", file=sys.stderr)
+    if not written:
+        raise UserError("no engine can use this pair", remedy="see the reasons above, one for each engine")
     sections = [
         f"## {e.file}\n\nfor {e.version}{f': {e.note}' if e.note else ''}\n"
         + (f"\n```\n{e.command}\n```\n" if e.command else "")
