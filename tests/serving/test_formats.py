@@ -136,6 +136,16 @@ def words_after(command: str, flag: str) -> str:
     return words[words.index(flag) + 1]
 
 
+def test_engines_are_told_whether_the_draft_samples_and_a_note_names_those_that_cannot() -> None:
+    for sampled, method in ((True, "probabilistic"), (False, "greedy")):
+        pair = dataclasses.replace(WANTED, sampled=sampled)
+        assert json.loads(emit.vllm(pair).text)["draft_sample_method"] == method
+        assert words_after(emit.llama_cpp(pair).command, "--spec-draft-sampling") == method
+        for written in (emit.sglang(pair), emit.tensorrt("lower", pair), emit.tensorrt("upper", pair)):
+            assert ("most probable token at any temperature" in written.note) is sampled
+            assert not written.note.startswith("; ")
+
+
 @pytest.mark.parametrize("rates", [[0.5], [0.5, 0.6], [1.2, 0.1], [float("nan"), 0.1]])
 def test_rates_that_rise_or_are_none_are_refused(rates: list[float]) -> None:
     with pytest.raises(UserError, match="by position"):

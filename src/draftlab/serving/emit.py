@@ -143,6 +143,8 @@ def vllm_synthetic(pair: Deployment) -> EngineFile:
 # --- SGLang, llama.cpp -----------------------------------------------------------------------------------------------
 
 SGLANG = "sglang @015c8726"
+ARGMAX = "the draft proposes its most probable token at any temperature, as with --greedy"
+"""A note for engines whose drafts do not sample."""
 METRICS = {"sglang": "--enable-metrics", "llama.cpp": "--metrics"}
 """The flag that opens /metrics, which ``draftlab monitor`` reads; vLLM's is always open."""
 
@@ -157,7 +159,7 @@ def sglang(pair: Deployment) -> EngineFile:
         "--speculative-num-draft-tokens": pair.draft_len + 1,
     }
     command = _command(["python", "-m", "sglang.launch_server", "--model-path", pair.target, METRICS["sglang"]], flags)
-    return EngineFile("sglang.sh", SGLANG, f"{command}\n", command)
+    return EngineFile("sglang.sh", SGLANG, f"{command}\n", command, ARGMAX if pair.sampled else "")
 
 
 def _command(words: Sequence[str], flags: Mapping[str, object]) -> str:
@@ -201,9 +203,10 @@ def _llama_server(file: str, pair: Deployment, options: Mapping[str, object], no
     if pair.lookup:  # the first that drafts something is used
         flags |= {"--spec-type": f"{LOOKUP},draft-simple", **llama_cpp_lookup(pair.draft_len)}
     command = _command(["llama-server", METRICS["llama.cpp"]], flags)
-    return EngineFile(file, "llama.cpp after PR #24850", f"{command}\n", command, note)
+    return EngineFile(file, LLAMA_CPP, f"{command}\n", command, note)
 
 
+LLAMA_CPP = "llama.cpp since b11368 (PR #27694)"
 LOOKUP = "ngram-simple"
 """llama.cpp's name for prompt lookup."""
 
@@ -224,8 +227,15 @@ def llama_cpp_lookup(draft_len: int) -> dict[str, object]:
 
 
 def llama_cpp(pair: Deployment) -> EngineFile:
-    """``llama-server``: one length for all batches; a block ends below ``p-min`` (by default 0: never)."""
-    options = {"--spec-draft-n-min": 0, "--spec-draft-p-min": float(pair.confidence)}
+    """``llama-server``: one length for all batches; a block ends below ``p-min`` (by default 0: never).
+
+    Without ``--spec-draft-sampling`` it drafts the argmax, so that is always written.
+    """
+    options = {
+        "--spec-draft-n-min": 0,
+        "--spec-draft-p-min": float(pair.confidence),
+        "--spec-draft-sampling": "probabilistic" if pair.sampled else "greedy",
+    }
     return _llama_server("llama_server.sh", pair, options)
 
 
@@ -280,14 +290,16 @@ def tensorrt(meaning: Meaning, pair: Deployment) -> EngineFile:
     }
     if pair.ranges:
         config["draft_len_schedule"] = tensorrt_schedule(pair.ranges, pair.draft_len, meaning)
-    (version, note), file = TENSORRT[meaning], f"tensorrt_llm_{meaning}.yaml"
+    (version, keys), file = TENSORRT[meaning], f"tensorrt_llm_{meaning}.yaml"
+    samples = f"{ARGMAX}, unless a version with PR #15775 is given use_rejection_sampling: true"
+    notes = [keys] * bool(pair.ranges) + [samples] * pair.sampled
     command = f"trtllm-serve {shlex.quote(pair.target)} --extra_llm_api_options {file}"
     return EngineFile(
         file,
         version,
         yaml.safe_dump({"speculative_config": config}, sort_keys=False),
         command,
-        note if pair.ranges else "",
+        "; ".join(notes),
     )
 
 
