@@ -258,6 +258,39 @@ def test_the_reason_for_a_lookup_names_no_draft(more: float, reason: str):
     assert "draft" not in found.reason
 
 
+def test_where_nothing_is_known_yet_the_sentence_names_an_option_that_may_help():
+    """The undistilled draft surely loses a little; the distilled one loses more so far, but may gain."""
+    tips = break_even(COSTS)
+    assert tips is not None
+    rows = [table(tips - 0.005, option="as_it_comes"), table(tips - 0.02, spread=0.3)]
+    found = decide(pd.concat(rows))
+    before, after = found.options
+    assert (before.verdict, after.verdict, found.verdict) == ("no", "not yet known", "not yet known")
+    assert before.speedup.estimate > after.speedup.estimate
+    assert found.sentence == f"Not yet known: {NAMES['distilled']} may help ({after.reason})"
+
+
+def test_a_perfect_draft_that_loses_is_no_reason_where_the_interval_holds_one():
+    found = verdict.judge("distilled", table(1.0), from_probes(probes(step=1.0, noise=0.1), 100))
+    assert found.ceiling.perfect < 1
+    assert found.verdict == "not yet known"
+    assert "includes 1" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("estimate", "low", "high", "shown"),
+    [
+        (1.03, 1.001, 1.06, "1.030 [1.001, 1.060]"),
+        (0.98, 0.96, 0.9996, "0.9800 [0.9600, 0.9996]"),
+        (1.0, 1.0, 1.2, "1.00 [1.00, 1.20]"),
+        (1.24, 1.2, 1.28, "1.24 [1.20, 1.28]"),
+        (-0.001, -0.004, 0.002, "0.00 [0.00, 0.00]"),
+    ],
+)
+def test_an_interval_is_shown_on_its_side_of_1(estimate: float, low: float, high: float, shown: str):
+    assert Range(estimate=estimate, low=low, high=high).show() == shown
+
+
 def test_an_estimate_for_several_drafts_is_no_reason():
     """One mean acceptance says nothing certain: where every other token is accepted, blocks are longer than the mean gives."""
     found = verdict.judge("distilled", table(0.05), COSTS)

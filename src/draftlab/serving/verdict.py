@@ -46,6 +46,7 @@ from draftlab.serving.verdict_format import (
     Part,
     Range,
     Verdict,
+    decimals,
 )
 
 SHARES = (0.25, 0.5, 1.0, 2.0)
@@ -129,8 +130,9 @@ def _reason(
     if verdict == "yes":
         return f"{speedup.show()} times as fast"
     has_draft = bool(rows["steps"].any())
-    if most.perfect <= 1:
-        return f"no {'draft' if has_draft else 'lookup'} of this cost can help: a perfect one gives {most.perfect:.2f}"
+    if verdict == "no" and most.perfect <= 1:
+        gain = f"{most.perfect:.{decimals(most.perfect)}f}"
+        return f"no {'draft' if has_draft else 'lookup'} of this cost can help: a perfect one gives {gain}"
     if verdict == "not yet known":
         return f"{speedup.show()} includes 1: use more requests, or a quieter machine"
     what, it = ("this draft does not help, others could", "a draft") if has_draft else ("it finds too little", "it")
@@ -351,7 +353,7 @@ def decide(
     if load and cut and not trace:
         load_sentence += f" (answers cut at {cut_at} tokens are as long as in the log, if those are longer; --answer-tokens sets the limit)"
     overall: Outcome = "yes" if good else "no" if all(o.verdict == "no" for o in options) else "not yet known"
-    top = good[0] if good else ranked[0]
+    top = next(option for option in ranked if option.verdict == overall)
     baseline = Baseline(
         option=top.name,
         draft_len=top.draft_len,
@@ -372,7 +374,7 @@ def decide(
         cost_ratio={n + 1: float(c) for n, c in enumerate(costs.step[0])},
         verify_ratio={n + 1: float(v) for n, v in enumerate(costs.verify[0])},
         verdict=overall,
-        sentence=_sentence(overall, top) + (", one request at a time" if load else ""),
+        sentence=_sentence(overall, top, is_best=top is ranked[0]) + (", one request at a time" if load else ""),
         best=top.name if good else None,
         options=options,
         load=load,
@@ -382,7 +384,7 @@ def decide(
     )
 
 
-def _sentence(overall: Outcome, top: Option) -> str:
+def _sentence(overall: Outcome, top: Option, is_best: bool) -> str:
     name = NAMES[top.name]
     if overall == "yes":
         tokens = f"{top.draft_len} token{'s' if top.draft_len > 1 else ''}"
@@ -390,7 +392,7 @@ def _sentence(overall: Outcome, top: Option) -> str:
         return f"Yes: {name}, {length}, makes this traffic {top.speedup.show()} times as fast"
     if overall == "no":
         return f"No: the best option, {name}, is {top.speedup.show()} times as fast as no draft ({top.reason})"
-    return f"Not yet known: {name} is the best so far ({top.reason})"
+    return f"Not yet known: {name} {'is the best so far' if is_best else 'may help'} ({top.reason})"
 
 
 def _under_load(name: str, at: AtLoad) -> tuple[Outcome, str]:
