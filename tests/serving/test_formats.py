@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import math
 import shlex
 from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler
@@ -595,6 +596,23 @@ def test_what_was_counted_between_two_moments() -> None:
     assert monitor.difference(before, longer, "url").histogram is None
 
 
+@pytest.mark.parametrize("fallen", [{"drafts": 9.0}, {"drafted": 39.0}, {"accepted": 19.0}, {"requests": 4.0}])
+def test_a_server_that_was_restarted_is_known_by_any_counter_that_fell(fallen: dict[str, float]) -> None:
+    before = SpeculationCounts("vllm", 10, 40, 20, 5)
+    after = dataclasses.replace(SpeculationCounts("vllm", 30, 120, 70, 12), **fallen)
+    with pytest.raises(UserError, match="the server was restarted"):
+        monitor.difference(before, after, "url")
+    unknown = dataclasses.replace(before, drafted=math.nan, requests=math.nan)
+    assert monitor.difference(unknown, dataclasses.replace(unknown, drafts=30), "url").drafts == 20
+
+
+def test_sglangs_accepted_tokens_follow_from_counters_and_never_fall_below_0() -> None:
+    before, after = (
+        SpeculationCounts("sglang", drafts, math.nan, accepted, 5) for drafts, accepted in ((10, 3), (30, 1))
+    )
+    assert monitor.difference(before, after, "url").accepted == 0
+
+
 def test_a_few_rows_of_many_requests_each_are_known() -> None:
     runs = [SpeculationCounts("vllm", 10_000, 40_000, accepted, requests=500) for accepted in (19_900, 19_800)]
     found = judge(runs)
@@ -608,6 +626,7 @@ def test_too_little_says_not_yet_known() -> None:
     assert judge(requests(30, BAD)).state == "stale"
     assert judge([]).state == "not yet known"
     assert judge([None] * 50).text.endswith("50 rows that are broken or without speculation left out")
+    assert judge([None]).text.endswith("; 1 row that is broken or without speculation left out")
     assert judge([SpeculationCounts("vllm", 999, 3996, 500, float("nan"))]).state == "not yet known"
     assert judge([SpeculationCounts("vllm", 5000, 20_000, 9950, float("nan"))]).state == "as promised"
     assert judge([SpeculationCounts("vllm", 5000, 20_000, 5000, float("nan"))]).state == "stale"

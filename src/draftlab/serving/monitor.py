@@ -164,7 +164,8 @@ def judge(rows: Iterable[SpeculationCounts | None], promise: Promise) -> Status:
             if windows_below >= 2:
                 once_stale = f"; requests {since} to {number} were below"
             window = Sums()
-    left_out = f"; {silent} rows that are broken or without speculation left out" if silent else ""
+    kind = "row that is" if silent == 1 else "rows that are"
+    left_out = f"; {silent} {kind} broken or without speculation left out" if silent else ""
     if not everything.known:
         requests = "" if math.isnan(everything.requests) else f"{everything.requests:g} requests with "
         return Status(
@@ -225,7 +226,9 @@ def watch(source: str, seconds: float) -> Iterator[SpeculationCounts | None]:
 
 def difference(before: SpeculationCounts, after: SpeculationCounts, source: str) -> SpeculationCounts:
     """What was counted between two moments; a counter that fell means that the server was restarted."""
-    if after.drafts < before.drafts:
+    counters = ["drafts", "drafted", "requests"]
+    counters += [] if after.engine == "sglang" else ["accepted"]  # SGLang's is a difference of counters, which may fall
+    if any(getattr(after, name) < getattr(before, name) for name in counters):  # NaN never is
         raise UserError("the counters fell: the server was restarted", file=source, remedy="run again")
     histogram = None
     if before.histogram is not None and after.histogram is not None and len(before.histogram) == len(after.histogram):
@@ -234,7 +237,7 @@ def difference(before: SpeculationCounts, after: SpeculationCounts, source: str)
         after.engine,
         after.drafts - before.drafts,
         after.drafted - before.drafted,
-        after.accepted - before.accepted,
+        max(0.0, after.accepted - before.accepted),
         after.requests - before.requests,
         histogram,
     )
