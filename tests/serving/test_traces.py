@@ -297,6 +297,20 @@ def test_few_requests_say_not_yet_known(tmp_path: Path) -> None:
     assert load.lines(alone)[0].startswith("not yet known: fewer than 30 requests")
 
 
+@pytest.mark.parametrize("name", [".", ".."])
+def test_files_without_a_name_are_refused_before_the_simulation(name: str) -> None:
+    with pytest.raises(UserError, match="a folder"):
+        load.run(settings(), Path(name), pytest.fail)
+
+
+def test_a_slow_machine_has_rates_that_are_shown(tmp_path: Path) -> None:
+    found = load.run(settings(), tmp_path / "out", lambda _: None)
+    shown = load.lines(found | {"crossing_rate": {3: 0.00123, 4: 1234.4, 5: 0.0, 6: None}})
+    assert "draft length 3 stops paying off at 0.00123 requests a second" in shown
+    assert "draft length 5 pays off at none of these rates" in shown
+    assert not any(line.startswith("draft length 6") for line in shown)
+
+
 def test_a_rate_given_twice_is_simulated_once(tmp_path: Path) -> None:
     assert len(load.run(settings(rates=(20.0, 1.0, 20.0)), tmp_path / "out", lambda _: None)["best_by_rate"]) == 2
 

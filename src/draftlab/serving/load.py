@@ -165,7 +165,7 @@ def lines(summary: Mapping[str, Any]) -> list[str]:
         texts.append(text + (late if best["overloaded"] else ""))
     for k, rate in summary["crossing_rate"].items():
         if rate is not None:
-            end = f"stops paying off at {rate:.2f} requests a second" if rate else "pays off at none of these rates"
+            end = f"stops paying off at {rate:.3g} requests a second" if rate else "pays off at none of these rates"
             texts.append(f"draft length {k} {end}")
     return [*(texts or ["no rate was simulated"]), *notes]
 
@@ -243,6 +243,8 @@ class LoadSettings:
 
 def run(settings: LoadSettings, out: Path, progress: Callable[[str], None]) -> dict[str, Any]:
     """Simulate, and write OUT.csv, OUT.json and OUT.png; returns the content of OUT.json."""
+    if out.name in ("", ".."):
+        raise UserError(f"--out is {str(out)!r}, a folder", remedy="give the path of the files without a suffix")
     profile = _profile(settings)
     acceptance = _acceptance(settings)
     draft_lens = settings.draft_lens
