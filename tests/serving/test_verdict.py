@@ -736,6 +736,17 @@ def test_the_card_of_a_draft_says_what_was_measured_and_how_to_serve_it(tmp_path
     assert "confidence" not in cards[1]
 
 
+def test_a_card_names_the_machine_of_the_costs():
+    for costs, where in (
+        (COSTS, "Costs: measured in llama.cpp on the machine that wrote this card at a context of 128."),
+        (from_profile("rtx4090-llama-3.1-8b", 100, 0.12), "Costs: profile rtx4090-llama-3.1-8b: "),
+    ):
+        found = decide(table(0.8), costs)
+        text = card.text(found, "", found.options)
+        assert where in text
+        assert ("machine that wrote" in text) is (costs is COSTS)
+
+
 def test_an_empty_table_and_broken_probes_are_refused():
     for rows in (table(0.8).iloc[:0], table(0.8).assign(split="train")):
         with pytest.raises(UserError, match="no request was held out"):

@@ -42,6 +42,7 @@ def text(judged: Verdict, draft: str, options: Sequence[Option]) -> str:
     learnt = max(next(option.learning.alpha for option in judged.options if option.learning))
     how = "that learnt while it served" if options[0].name == "kept_learning" else "distilled on"
     best = max(options, key=lambda option: option.speedup.estimate)
+    costs = judged.costs.replace("this machine", "the machine that wrote this card")  # or those of a profile
     rows = [
         f"| {NAMES[option.name]} | {_length(option)} | {option.alpha.show()} | "
         f"{option.speedup.show() if option.requests >= ENOUGH else 'not yet known'} |"
@@ -60,8 +61,7 @@ def text(judged: Verdict, draft: str, options: Sequence[Option]) -> str:
         f"* Verdict: {best.verdict} ({NAMES[best.name]}: {best.reason}).",
         f"* Traffic: learnt from {learnt} requests, measured on {judged.measured_on}, at {judged.sampled}. "
         f"SHA-256 of the log: `{judged.log_sha256}`.",
-        "* Speed-ups are for one request at a time, over no draft, on the machine that wrote this card; intervals are 95 %. "
-        f"Costs: {judged.costs}.",
+        f"* Speed-ups are for one request at a time, over no draft; intervals are 95 %. Costs: {costs}.",
         "",
         "| served as | tokens drafted at once | acceptance | expected speed-up |",
         "| --- | --- | --- | --- |",
