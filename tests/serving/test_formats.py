@@ -491,6 +491,22 @@ def test_short_drafts_say_nothing_about_later_tokens(
         )
 
 
+def test_a_request_for_which_nothing_was_drafted_says_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    idle = {"num_spec_steps": 10, "num_draft_tokens": 0, "num_accepted_draft_tokens": 0, "num_spec_tokens": 4,
+            "acceptance_histogram": [10, 0, 0, 0, 0], "acceptance_histogram_by_draft_length": {"0": [10]}}  # fmt: skip
+    rows = [VLLM_REQUEST, {"metrics": {"speculative_decoding": idle}}]
+    (tmp_path / "r.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    found = records.acceptance(tmp_path / "r.jsonl")
+    assert found.requests == 1
+    assert found.length(4) == pytest.approx(2.4)
+    assert not capsys.readouterr().err
+    (tmp_path / "r.jsonl").write_text(json.dumps(rows[1]))
+    with pytest.raises(UserError, match="no histogram of accepted lengths"):
+        records.acceptance(tmp_path / "r.jsonl")
+
+
 # --- the watch -------------------------------------------------------------------------------------------------------
 
 PROMISE = Promise(draft_len=4, acceptance_length=Bounds(low=2.8, high=3.2))

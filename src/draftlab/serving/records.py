@@ -203,8 +203,9 @@ def from_prometheus(text: str, name: Path | str) -> Iterator[SpeculationCounts]:
 
 
 def acceptance(path: Path) -> AcceptanceCurves:
-    """The acceptance in a file of records, one class for each request with a histogram."""
-    measured = [counts for counts in read(path) if counts is not None and sum(counts.histogram or ()) > 0]
+    """The acceptance in a file of records, one class for each request with a histogram; where nothing was drafted, nothing is known."""
+    recorded = (counts for counts in read(path) if counts is not None and counts.drafted != 0)
+    measured = [counts for counts in recorded if sum(counts.histogram or ()) > 0]
     if not measured:
         raise UserError(
             "no histogram of accepted lengths in it",
