@@ -43,7 +43,7 @@ from draftlab.serving.profiles import load as load_profile
 from draftlab.serving.profiles import save
 from draftlab.serving.speedup import around_mean, break_even, outcome, range_of, speedup
 from draftlab.serving.traces import Arrivals
-from draftlab.serving.verdict_format import NAMES, Judged, Option, Range, Verdict
+from draftlab.serving.verdict_format import NAMES, Forecast, Judged, Option, Range, Verdict
 from draftlab.train import training
 from draftlab.train.replay_log import distil
 from draftlab.train.settings import ReplayLog
@@ -891,6 +891,23 @@ def test_the_page_says_what_the_json_says_and_asks_nobody(tmp_path: Path):
     assert not re.findall(r"""(?:src|href)=["'](?!data:|#)""", text)
     for own in found.options:
         assert own.speedup.show() in text
+
+
+@pytest.mark.parametrize(
+    ("enough", "said"),
+    [
+        (700, "After 700 requests, twice as many would add less than .01."),
+        (None, "From 500 to 1000 requests it would still gain .01 or more."),  # nothing is known beyond 1000
+    ],
+)
+def test_a_forecast_says_no_more_than_it_reaches(tmp_path: Path, enough: int | None, said: str):
+    found = decide(table(0.7, option="kept_learning"))
+    alpha = Range(estimate=0.8, low=0.7, high=0.9)
+    forecast = Forecast(seen=100, after=dict.fromkeys((200, 500, 1000), alpha), enough=enough)
+    options = [found.options[0].model_copy(update={"forecast": forecast})]
+    text = page(found.model_copy(update={"options": options}), tmp_path, "", tmp_path)
+    assert said in text
+    assert text.count("gain .01") + text.count("less than .01") == 1
 
 
 @pytest.mark.parametrize(
