@@ -43,7 +43,7 @@ from draftlab.serving.profiles import load as load_profile
 from draftlab.serving.profiles import save
 from draftlab.serving.speedup import around_mean, break_even, outcome, range_of, speedup
 from draftlab.serving.traces import Arrivals
-from draftlab.serving.verdict_format import NAMES, Forecast, Judged, Option, Range, Verdict
+from draftlab.serving.verdict_format import NAMES, AtLoad, Forecast, Judged, Option, Range, Verdict
 from draftlab.train import training
 from draftlab.train.replay_log import distil
 from draftlab.train.settings import ReplayLog
@@ -554,6 +554,17 @@ def test_requests_larger_than_the_cache_are_counted_and_said(tmp_path: Path, tra
     assert verdict.lines(found)[3].endswith(f"; left out: 3 {TOO_LARGE}")
     assert f"Left out: 3 {TOO_LARGE}." in page(found, tmp_path, "D", tmp_path)
     assert "left out" not in verdict.lines(decide(rows, rate=2.0, trace=arrivals))[3]
+
+
+def test_an_option_that_is_slower_than_no_draft_is_not_the_fastest_under_load():
+    """The best length is chosen in the first simulation; over all of them it may lose."""
+    gains = {1.0: 0.97, 2.0: 1.02, 4.0: 1.0}
+    load = [
+        AtLoad(rate=rate, draft_len=2, speedup=Range(estimate=gain, low=0.9, high=1.1), by_length={})
+        for rate, gain in gains.items()
+    ]
+    said = verdict.lines(decide(table(0.8)).model_copy(update={"load": {"distilled": load}, "load_sentence": "So"}))
+    assert f"Fastest under load: 1/s no draft; 2/s {NAMES['distilled']} 1.02 [0.90, 1.10]; 4/s no draft" in said
 
 
 def test_a_load_has_an_answer_of_its_own(tmp_path: Path):

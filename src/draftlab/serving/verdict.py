@@ -413,7 +413,8 @@ def lines(verdict: Verdict) -> list[str]:
     ]
     load = _best_at_load(verdict.load)
     fastest = [
-        f"{at.rate:.3g}/s {NAMES[name] + f' {at.speedup.show()}' if at.draft_len else 'no draft'}" for name, at in load
+        f"{at.rate:.3g}/s {f'{NAMES[name]} {at.speedup.show()}' if at.draft_len and at.speedup.estimate > 1 else 'no draft'}"
+        for name, at in load
     ]
     fastest += [f"left out: {count} {why}" for _, at in load[:1] for why, count in at.left_out.items()]
     simulated = [verdict.load_sentence, "Fastest under load: " + "; ".join(fastest)] if load else []
