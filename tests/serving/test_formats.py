@@ -147,6 +147,12 @@ def test_engines_are_told_whether_the_draft_samples_and_a_note_names_those_that_
             assert not written.note.startswith("; ")
 
 
+def test_acceptance_of_blocks_that_are_too_long_is_not_written() -> None:
+    assert len(dataclasses.replace(WANTED, draft_len=32).marginals()) == 32
+    with pytest.raises(UserError, match="acceptance is known for up to 32 drafted tokens, not 33"):
+        dataclasses.replace(WANTED, draft_len=33).marginals()
+
+
 @pytest.mark.parametrize("rates", [[0.5], [0.5, 0.6], [1.2, 0.1], [float("nan"), 0.1]])
 def test_rates_that_rise_or_are_none_are_refused(rates: list[float]) -> None:
     with pytest.raises(UserError, match="by position"):

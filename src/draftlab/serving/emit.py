@@ -25,7 +25,7 @@ from draftlab.files.json_files import read_object
 from draftlab.files.weights import is_gguf
 from draftlab.models.ngrams import NGRAM
 from draftlab.serving import records
-from draftlab.serving.acceptance import AcceptanceCurves, from_alpha
+from draftlab.serving.acceptance import LONGEST, AcceptanceCurves, from_alpha
 from draftlab.serving.profiles import MOST
 
 Ranges = Sequence[tuple[int, int, int]]
@@ -61,6 +61,9 @@ class Deployment:
         """How often a step accepts at least 1, 2, ... drafted tokens, over all requests."""
         if self.acceptance is None:
             raise UserError("no acceptance to write", remedy="give --acceptance FILE or --alpha")
+        if self.draft_len > LONGEST:
+            what = f"acceptance is known for up to {LONGEST} drafted tokens, not {self.draft_len}"
+            raise UserError(what, remedy="give a shorter --draft-len")
         rates = [round(float(p), 6) for p in self.acceptance.marginals(self.draft_len)]
         return check_marginals(rates, self.draft_len)
 
