@@ -1133,6 +1133,7 @@ def test_a_verdict_replaces_none_of_other_settings(tmp_path: Path, monkeypatch: 
         *({"template": template} for template in ("plain", "own")),
         {"answer_tokens": 32},
         {"scale": "smollm2"},
+        {"server": "http://host:8000/v1"},
         *({"temperature": 1, "top_p": top_p} for top_p in (1, 0.9, 0.95)),
         {"temperature": 1, "template": "plain", "hardware": shipped, "load": "4/s"},
     ]
@@ -1141,6 +1142,7 @@ def test_a_verdict_replaces_none_of_other_settings(tmp_path: Path, monkeypatch: 
     assert len({*folders}) == len(asked)
     assert folders[0] == tmp_path / "out"
     assert folders[1] == tmp_path / "out/load_4"
+    assert run(VerdictSettings(log, "T", server="http://other:8000/v1"), tmp_path / "out")[0][0] in folders
     assert folders[-1] == tmp_path / "out/temperature_1/template_plain" / f"hardware_{shipped}" / "load_4"
     assert run(replace(settings[1], load="4"), tmp_path / "out")[0][0] == folders[1]
     names = [verdict_command._name(one, "") for one in settings]

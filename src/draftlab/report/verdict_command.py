@@ -319,6 +319,8 @@ def _asked(settings: VerdictSettings) -> list[str]:
         "template": settings.template,
         "answer_tokens": settings.answer_tokens,
         "scale": None if settings.scale == VerdictSettings.scale else settings.scale,
+        # Not its address: at another one, the same run goes on.
+        "answers": None if settings.server is None else "server",
         "hardware": _named(settings.hardware),
         "load": None if rate is None else f"{rate:.15g}",
         "trace": _named(settings.trace),
