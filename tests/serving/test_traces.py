@@ -96,6 +96,8 @@ def test_a_table_is_known_by_a_suffix_in_capitals_too(name: str, tmp_path: Path)
         ('cut off"}\n\n{"a": 1}\n', "t.jsonl:3: no known columns"),
         ('{"timestamp": 5, "input_length": 5, "output_length": 5}\n{"timestamp": 4, "input_length": 5, "output_length": 5}\n',
          "t.jsonl:2: comes 0.001 s before the request above it"),
+        ('{"timestamp": 1700000000000, "prompt_tokens": 5, "completion_tokens": 5}\n',
+         r"t.jsonl:1: a time of 1.7e\+12 s since 1970 is after the year 9999 .give timestamp in seconds"),
     ],
 )  # fmt: skip
 def test_a_trace_that_cannot_be_used_says_why(text: str, says: str, tmp_path: Path) -> None:
@@ -112,6 +114,16 @@ def test_a_trace_in_place_of_prompts_says_what_it_is_for(columns: traces.Columns
     (tmp_path / "t.csv").write_text(f"{','.join(row)}\n0,5,7\n")
     with pytest.raises(UserError, match=formats.NO_TEXTS):
         check.check(tmp_path / "t.csv")
+
+
+def test_times_since_1970_are_read_in_the_unit_of_their_format(tmp_path: Path) -> None:
+    for line in (
+        '{"timestamp": 1700000000000, "input_length": 5, "output_length": 5}',
+        '{"arrival_time_ns": 1700000000000000000, "input_toks": 5, "output_toks": 5}',
+        '{"timestamp": "9999-12-31T23:59:59Z", "prompt_tokens": 5, "completion_tokens": 5}',
+    ):
+        (tmp_path / "t.jsonl").write_text(line)
+        assert traces.read_trace(tmp_path / "t.jsonl").seconds.tolist() == [0]
 
 
 def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:

@@ -82,6 +82,8 @@ FORMATS = {
 """Mooncake and Qwen-Bailian name their columns alike; rows of Qwen-Bailian have a ``chat_id``, and seconds in place of milliseconds."""
 
 
+LATEST = 253_402_300_800
+"""Seconds from 1970 to the year 10000. A later time is in another unit, and the rate of its trace would be a thousandth."""
 UNKNOWN = "no time, or no numbers of tokens"
 
 
@@ -152,7 +154,8 @@ def _over(row: Mapping[str, Any], inner: Any) -> Mapping[str, Any]:
 def read_trace(path: Path, *, limit: int = 0) -> Arrivals:
     """The requests of a trace, 24 bytes each in memory; broken and empty rows are left out and counted.
 
-    A row out of order is an error, because sorting the times would produce a different load from the recorded one.
+    A row out of order is an error, because sorting the times would produce a different load from the recorded one; so is a time after the year
+    9999, because its unit is another.
     """
     seconds, prompt, output = array("d"), array("q"), array("q")
     left_out: Counter[str] = Counter()
@@ -183,6 +186,13 @@ def read_trace(path: Path, *, limit: int = 0) -> Arrivals:
         if read < 1 or written < 1:
             left_out["no tokens read or written"] += 1
             continue
+        if at > LATEST:
+            raise UserError(
+                f"a time of {at:.6g} s since 1970 is after the year 9999",
+                file=path,
+                line=line,
+                remedy=f"give {columns.arrived} in seconds, not in milliseconds",
+            )
         if seconds and at < seconds[-1]:
             raise UserError(
                 f"comes {seconds[-1] - at:g} s before the request above it",
