@@ -129,6 +129,15 @@ class Profile(Settings):
     max_sequences: Count = 256
     max_tokens: Count = 2048
 
+    @field_validator("target")
+    @classmethod
+    def _takes_time(cls, target: Costs) -> Costs:
+        attention = target.decode
+        # Not `step`, which keeps its tables: two equal models would then differ.
+        if not min(target.tokens.values()) + min(target.rows.values()) + attention.fixed + attention.per_sequence > 0:
+            raise ValueError("a step takes no time")
+        return target
+
     def block_ms(self, batch: int, context: float, draft_len: int) -> float:
         """Milliseconds of drafting and verifying one block of each of ``batch`` requests with ``context`` tokens before them."""
         read, cached = batch * (draft_len + 1), batch * context
