@@ -320,6 +320,7 @@ def test_a_slow_machine_has_rates_that_are_shown(tmp_path: Path) -> None:
     found = load.run(settings(), tmp_path / "out", lambda _: None)
     shown = load.lines(found | {"crossing_rate": {3: 0.00123, 4: 1234.4, 5: 0.0, 6: None}})
     assert "draft length 3 stops paying off at 0.00123 requests a second" in shown
+    assert "draft length 4 stops paying off at 1234 requests a second" in shown
     assert "draft length 5 pays off at none of these rates" in shown
     assert not any(line.startswith("draft length 6") for line in shown)
 

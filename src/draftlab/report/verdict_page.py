@@ -17,7 +17,7 @@ from draftlab.models.gguf_import import ORIGINAL
 from draftlab.report import card
 from draftlab.report.page import templates
 from draftlab.serving import emit
-from draftlab.serving.verdict_format import NAMES, Range, Verdict
+from draftlab.serving.verdict_format import NAMES, Range, Verdict, per_second
 
 NO_DRAFT = Range(estimate=1, low=1, high=1)
 FIGURES = {
@@ -41,7 +41,13 @@ def page(judged: Verdict, folder: Path, draft: str, results: Path) -> str:
     template = templates().get_template("verdict.html.j2")
     next_commands = commands(judged, folder, draft, results)
     return template.render(
-        v=judged, names=NAMES, enough=ENOUGH, figures=data, commands=next_commands, version=__version__
+        v=judged,
+        names=NAMES,
+        enough=ENOUGH,
+        figures=data,
+        commands=next_commands,
+        version=__version__,
+        per_second=per_second,
     )
 
 

@@ -21,6 +21,7 @@ from draftlab.serving import profiles, records, traces
 from draftlab.serving.acceptance import LONGEST, AcceptanceCurves, from_alpha
 from draftlab.serving.profiles import Profile
 from draftlab.serving.simulate import Served, fit, serve
+from draftlab.serving.verdict_format import per_second
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -165,7 +166,11 @@ def lines(summary: Mapping[str, Any]) -> list[str]:
         texts.append(text + (late if best["overloaded"] else ""))
     for k, rate in summary["crossing_rate"].items():
         if rate is not None:
-            end = f"stops paying off at {rate:.3g} requests a second" if rate else "pays off at none of these rates"
+            end = (
+                f"stops paying off at {per_second(rate)} requests a second"
+                if rate
+                else "pays off at none of these rates"
+            )
             texts.append(f"draft length {k} {end}")
     return [*(texts or ["no rate was simulated"]), *notes]
 

@@ -122,9 +122,13 @@ def outcome(speedup: Range, rows: pd.DataFrame) -> Outcome:
 def too_few(rows: pd.DataFrame) -> str:
     """Why these requests are too few for a verdict; empty if they are enough."""
     if len(rows) < ENOUGH:
-        return f"{len(rows)} usable requests; {ENOUGH} are needed"
+        return f"{len(rows)} held-out request{'s' * (len(rows) != 1)}; {ENOUGH} are needed"
     count = conversations(rows)
-    return f"requests of {count} conversations; {CONVERSATIONS} are needed" if count < CONVERSATIONS else ""
+    return (
+        f"requests of {count} conversation{'s' * (count != 1)}; {CONVERSATIONS} are needed"
+        if count < CONVERSATIONS
+        else ""
+    )
 
 
 def ceiling(rows: pd.DataFrame, costs: BlockCosts) -> Ceiling:

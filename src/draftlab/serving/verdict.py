@@ -47,6 +47,7 @@ from draftlab.serving.verdict_format import (
     Range,
     Verdict,
     decimals,
+    per_second,
 )
 
 SHARES = (0.25, 0.5, 1.0, 2.0)
@@ -397,7 +398,10 @@ def _sentence(overall: Outcome, top: Option, is_best: bool) -> str:
 
 def _under_load(name: str, at: AtLoad) -> tuple[Outcome, str]:
     """The verdict at the given load on the fastest option there, and a sentence."""
-    where, gain = f"under a load of {at.rate:.3g}/s", f"{NAMES[name]} makes requests {at.speedup.show()} times as fast"
+    where, gain = (
+        f"under a load of {per_second(at.rate)}/s",
+        f"{NAMES[name]} makes requests {at.speedup.show()} times as fast",
+    )
     if not at.draft_len or at.speedup.high < 1:
         return "no", f"No: {where} requests are fastest without a draft"
     if at.speedup.low > 1:
@@ -413,7 +417,7 @@ def lines(verdict: Verdict) -> list[str]:
     ]
     load = _best_at_load(verdict.load)
     fastest = [
-        f"{at.rate:.3g}/s {f'{NAMES[name]} {at.speedup.show()}' if at.draft_len and at.speedup.estimate > 1 else 'no draft'}"
+        f"{per_second(at.rate)}/s {f'{NAMES[name]} {at.speedup.show()}' if at.draft_len and at.speedup.estimate > 1 else 'no draft'}"
         for name, at in load
     ]
     fastest += [f"left out: {count} {why}" for _, at in load[:1] for why, count in at.left_out.items()]

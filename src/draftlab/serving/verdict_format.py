@@ -23,8 +23,18 @@ class _Record(BaseModel):
 
 
 def decimals(*values: float) -> int:
-    """Two, or more where a value that is not 1 would be rounded to 1: on which side of it a speed-up lies is the verdict."""
-    return next((n for n in range(2, 6) if all(value == 1 or round(value, n) != 1 for value in values)), 6)
+    """Two, or up to five where a value that is not 1 would be rounded to 1: on which side of it a speed-up lies is the verdict."""
+    near = [value for value in values if round(value, 5) != 1]
+    return next(n for n in range(2, 6) if all(round(value, n) != 1 for value in near))
+
+
+def per_second(rate: float) -> str:
+    """A rate as text, with three digits and without an exponent where it is large.
+
+    >>> per_second(0.00123456), per_second(4.0), per_second(1234.5)
+    ('0.00123', '4', '1234')
+    """
+    return f"{rate:.3g}" if rate < 999.5 else f"{rate:.0f}"
 
 
 class Range(_Record):
