@@ -147,6 +147,15 @@ def test_engines_are_told_whether_the_draft_samples_and_a_note_names_those_that_
             assert not written.note.startswith("; ")
 
 
+def test_engines_without_a_table_by_batch_say_that_they_have_one_length() -> None:
+    fixed = dataclasses.replace(WANTED, ranges=[(1, 512, 4)])
+    for emitter in (emit.sglang, emit.llama_cpp, emit.transformers):
+        assert "one length for all batches: the longest" in emitter(WANTED).note
+        assert "one length for all" not in emitter(fixed).note
+    for emitter in (emit.vllm, emit.sglang_adaptive, emit.EMITTERS["tensorrt-llm-upper"]):
+        assert "one length for all" not in emitter(WANTED).note
+
+
 def test_acceptance_of_blocks_that_are_too_long_is_not_written() -> None:
     assert len(dataclasses.replace(WANTED, draft_len=32).marginals()) == 32
     with pytest.raises(UserError, match="acceptance is known for up to 32 drafted tokens, not 33"):

@@ -68,6 +68,11 @@ class Deployment:
         return check_marginals(rates, self.draft_len)
 
     @property
+    def changes_length(self) -> bool:
+        """Whether the draft length depends on the batch."""
+        return len({length for _, _, length in self.ranges}) > 1
+
+    @property
     def extrapolated(self) -> str:
         """From which length on the acceptance was not recorded, in words."""
         recorded = self.acceptance.recorded if self.acceptance else 0
@@ -146,6 +151,8 @@ def vllm_synthetic(pair: Deployment) -> EngineFile:
 # --- SGLang, llama.cpp -----------------------------------------------------------------------------------------------
 
 SGLANG = "sglang @015c8726"
+ONE_LENGTH = "one length for all batches: the longest of those by batch"
+"""A note for engines without a table of lengths by batch."""
 ARGMAX = "the draft proposes its most probable token at any temperature, as with --greedy"
 """A note for engines whose drafts do not sample."""
 METRICS = {"sglang": "--enable-metrics", "llama.cpp": "--metrics"}
@@ -162,7 +169,8 @@ def sglang(pair: Deployment) -> EngineFile:
         "--speculative-num-draft-tokens": pair.draft_len + 1,
     }
     command = _command(["python", "-m", "sglang.launch_server", "--model-path", pair.target, METRICS["sglang"]], flags)
-    return EngineFile("sglang.sh", SGLANG, f"{command}\n", command, ARGMAX if pair.sampled else "")
+    notes = [ONE_LENGTH] * pair.changes_length + [ARGMAX] * pair.sampled
+    return EngineFile("sglang.sh", SGLANG, f"{command}\n", command, "; ".join(notes))
 
 
 def _command(words: Sequence[str], flags: Mapping[str, object]) -> str:
@@ -239,7 +247,7 @@ def llama_cpp(pair: Deployment) -> EngineFile:
         "--spec-draft-p-min": float(pair.confidence),
         "--spec-draft-sampling": "probabilistic" if pair.sampled else "greedy",
     }
-    return _llama_server("llama_server.sh", pair, options)
+    return _llama_server("llama_server.sh", pair, options, ONE_LENGTH if pair.changes_length else "")
 
 
 def llama_cpp_synthetic(pair: Deployment) -> EngineFile:
@@ -317,6 +325,8 @@ def transformers(pair: Deployment) -> EngineFile:
     command = f'draft.generation_config.update(**json.load(open("{file}")))\n'
     command += "target.generate(**inputs, assistant_model=draft)"
     note = "not a whole config: the draft's own file has more, do not replace it"
+    if pair.changes_length:
+        note += f"; {ONE_LENGTH}"
     if pair.confidence:
         note += "; where scikit-learn is installed, transformers moves the confidence after each block"
     return EngineFile(file, "transformers 5.23", _json(config), command, note)
