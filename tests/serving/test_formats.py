@@ -444,6 +444,29 @@ def test_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
         next(records.read(tmp_path / "m"))
 
 
+@pytest.mark.parametrize("name", ["bench.json", "BENCH.JSON"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+def test_results_that_were_appended_to_a_file_are_all_read(name: str, encoding: str, tmp_path: Path) -> None:
+    """``vllm bench serve --append-result``."""
+    runs = [{"spec_decode_num_drafts": n, "spec_decode_draft_tokens": 40, "spec_decode_accepted_tokens": 20, "completed": 5}
+            for n in (10, 11, 12)]  # fmt: skip
+    text = "\n".join([json.dumps(runs[0], indent=1), json.dumps(runs[1]), json.dumps(runs[2:]), ""])
+    (tmp_path / name).write_text(text, encoding=encoding)
+    assert [found.drafts for found in records.read(tmp_path / name) if found] == [10, 11, 12]
+    (tmp_path / name).write_text(text + "{")
+    with pytest.raises(UserError, match="not JSON"):
+        list(records.read(tmp_path / name))
+
+
+def test_prometheus_text_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    names = {"drafts": 10, "draft_tokens": 40, "accepted_tokens": 20}
+    text = "# HELP x y\n" + "".join(f"vllm:spec_decode_num_{name}_total {n}\n" for name, n in names.items())
+    (tmp_path / "m").write_text(text, encoding="utf-8-sig")
+    (found,) = records.read(tmp_path / "m")
+    assert found is not None
+    assert found.accepted == 20
+
+
 def test_recorded_histograms_become_acceptance(tmp_path: Path) -> None:
     (tmp_path / "r.jsonl").write_text("\n".join(["{", json.dumps(VLLM_REQUEST), json.dumps(SAME[2])]))
     found = records.acceptance(tmp_path / "r.jsonl")

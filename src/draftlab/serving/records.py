@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from draftlab.errors import UserError
-from draftlab.files.json_files import read_json
+from draftlab.files.json_files import read_text
 from draftlab.serving import traces
 from draftlab.serving.acceptance import LONGEST, AcceptanceCurves, from_histograms
 
@@ -142,19 +143,32 @@ def read_one(row: Any) -> SpeculationCounts | None:
 
 
 def read(path: Path) -> Iterator[SpeculationCounts | None]:
-    """The records of a file one by one, ``None`` for a row without counts: JSONL, one JSON object, or Prometheus text."""
+    """The records of a file one by one, ``None`` for a row without counts: JSONL, JSON, or Prometheus text."""
     try:
-        with path.open(encoding="utf-8", errors="replace") as file:
+        with path.open(encoding="utf-8-sig", errors="replace") as file:
             start = file.read(4096).lstrip()
     except FileNotFoundError:
         raise UserError("no such file", file=path, remedy="check the path") from None
     if start.startswith(("#", "vllm:", "sglang:", "llamacpp:")):
-        yield from from_prometheus(path.read_text(encoding="utf-8", errors="replace"), path)
-    elif path.suffix == ".json":
-        value = read_json(path)
-        yield from map(read_one, value if isinstance(value, list) else [value])
+        yield from from_prometheus(path.read_text(encoding="utf-8-sig", errors="replace"), path)
+    elif path.suffix.lower() == ".json":
+        for value in _values(path):
+            yield from map(read_one, value if isinstance(value, list) else [value])
     else:
         yield from (read_one(row) for _, row in traces.rows(path))
+
+
+def _values(path: Path) -> Iterator[Any]:
+    """The JSON values in a file: one, or several one after the other, as ``vllm bench serve --append-result`` writes them."""
+    text, at, decoder = read_text(path).removeprefix("\ufeff").strip(), 0, json.JSONDecoder()
+    while at < len(text):
+        try:
+            value, at = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"not JSON: {error}", file=path, remedy="repair the file") from None
+        yield value
+        while text[at : at + 1].isspace():
+            at += 1
 
 
 def from_prometheus(text: str, name: Path | str) -> Iterator[SpeculationCounts]:
