@@ -171,7 +171,8 @@ class Option(_Record):
 class AtLoad(_Record):
     """The mean time of a request without a draft over that with one, at ``rate`` requests a second; draft length 0 if no length pays.
 
-    The interval covers chance in the arrivals and in the acceptance of requests. ``left_out``: requests that are not simulated, by reason.
+    The interval covers chance in the acceptance of requests, and in their arrivals if these do not come from a trace. ``left_out``: requests
+    that are not simulated, by reason.
     """
 
     rate: float
