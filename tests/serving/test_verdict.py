@@ -314,14 +314,19 @@ def test_an_interval_that_holds_one_says_nothing_and_noise_of_the_costs_is_in_it
     assert noisy.high - noisy.low > exact.high - exact.low + 0.05
 
 
-@pytest.mark.parametrize("option", ["distilled", "lookup"])
+@pytest.mark.parametrize("option", ["distilled", "lookup", "lookup_first"])
 def test_at_the_acceptance_from_which_it_pays_off_an_option_neither_gains_nor_loses(option: str):
-    """With catch-up, and for lookup where half of the blocks find nothing and every other one changes the size of the call."""
+    """With catch-up, and for lookup where half of the blocks find nothing and every other one changes the size of the call.
+
+    Where lookup comes first, it saves the draft half of its steps.
+    """
     costs = from_probes(probes(step=0.3, around=(0.02, 0.05), catch_up=0.3, change=0.1), 100)
 
     def found(alpha: float) -> Option:
         rows = table(alpha, option=option)
         rows = rows.assign(whole=rows["blocks"] * alpha ** rows["draft_len"])
+        if option == "lookup_first":
+            rows = rows.assign(steps=rows["steps"] / 2)
         if option == "lookup":
             blocks = rows["blocks"]
             rows = rows.assign(
@@ -333,6 +338,8 @@ def test_at_the_acceptance_from_which_it_pays_off_an_option_neither_gains_nor_lo
     assert tips is not None
     assert 0.1 < tips < 0.7
     assert found(tips).speedup.estimate == pytest.approx(1, abs=0.002)
+    perfect = found(1.0)
+    assert perfect.speedup.estimate == pytest.approx(perfect.ceiling.perfect, rel=0.02 if option != "lookup" else 1)
 
 
 def test_a_verdict_is_what_the_monitor_reads(tmp_path: Path):

@@ -83,6 +83,10 @@ def judge(name: str, rows: pd.DataFrame, costs: BlockCosts) -> Option:
     model_costs = costs if has_draft else replace(costs, step=0 * costs.step, catch_up=0 * costs.catch_up)
     if name.startswith("lookup"):
         model_costs = replace(model_costs, loop=costs.loop + costs.lookup)
+    if name.startswith("lookup_first") and has_draft:
+        # The draft makes a step only for the tokens that lookup does not find.
+        made = min(float(replayed["steps"].sum() / replayed["drafted"].sum()), 1.0)
+        model_costs = replace(model_costs, step=made * costs.step)
     longest = best.model_copy(update={"draft_len": held_out["draft_len"].max()})
     most = ceiling(_at(held_out, longest), model_costs)
     empty, changes = (float(replayed[column].sum() / replayed["blocks"].sum()) for column in ("empty", "changes"))
