@@ -743,6 +743,14 @@ def test_a_new_verifier_reruns_only_the_stages_that_choose_one_by_name():
             "pairs: {main: {answers: {max_new_tokens: 512}}}",
             "^FILE:1: target of pair main: an answer of 512 tokens leaves",
         ),
+        (
+            "pairs: {main: {target: {learning_rate: .inf}}}",
+            "^FILE:1: pairs.main.target.learning_rate: Input should be a finite",
+        ),
+        (
+            "experiments:\n  osd_online: {fixed: {temperature: .inf}}",
+            "^FILE:2: temperature: Input should be a finite number, not inf",
+        ),
         ("experiments: {osd_onlin: {}}", "^FILE:1: no experiment named 'osd_onlin' .allowed: .*osd_online"),
     ],
 )

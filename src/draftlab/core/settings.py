@@ -33,6 +33,6 @@ Flat = Annotated[T, tyro.conf.arg(name="")]
 
 
 class Settings(BaseModel):
-    """Base of every model of settings: frozen, and an unknown key is an error."""
+    """Base of every model of settings: frozen; an unknown key and a number that is not finite are errors."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)

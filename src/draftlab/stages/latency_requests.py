@@ -60,9 +60,7 @@ class Settings(Engine):
         0,
         description="also decode with blocks that end where the draft gives its token less than this probability; 0: never",
     )
-    temperature: float = Field(
-        default=0, ge=0, allow_inf_nan=False, description="temperature at which target and drafts sample; 0: greedy"
-    )
+    temperature: float = Field(default=0, ge=0, description="temperature at which target and drafts sample; 0: greedy")
     distilled: Literal["osd_offline", "traffic_verdict"] = Field(
         "osd_offline", description="the experiment that distilled the draft"
     )
