@@ -744,6 +744,16 @@ def test_a_new_verifier_reruns_only_the_stages_that_choose_one_by_name():
             "^FILE:1: target of pair main: an answer of 512 tokens leaves",
         ),
         (
+            "data: {classifier: '', label: {topic: hub}}",
+            "^FILE:1: data: classifier is empty, but label or router has the method hub",
+        ),
+        (
+            "data:\n  classifier: nosuch\n  router: {topic: hub}",
+            "^FILE: data.classifier: no such file or folder: nosuch",
+        ),
+        ("data: {label: {topic: langid}}", "^FILE:1: data: label.topic is langid, which finds languages alone"),
+        ("data: {router: {dataset: langid}}", "^FILE:1: data: router.dataset is langid"),
+        (
             "pairs: {main: {target: {learning_rate: .inf}}}",
             "^FILE:1: pairs.main.target.learning_rate: Input should be a finite",
         ),

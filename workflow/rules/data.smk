@@ -100,7 +100,7 @@ rule prefetch:
         classifier=(
             "from draftlab.cli import exit_on_error; from draftlab.data.classify import hub_classifier; "
             f"exit_on_error(lambda: hub_classifier({DATA.classifier!r}))"
-            if "hub" in {*DATA.label.values(), *DATA.router.values()}
+            if DATA.asks_classifier
             else "pass"
         ),
     shell:

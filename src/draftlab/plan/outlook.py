@@ -69,7 +69,7 @@ def _downloads(run: Run, every: Sequence[Job]) -> Iterator[str]:
     for name, size in sizes.items():
         yield f"download {size / 1e9:>8,.1f} GB  {name}"
     data, unknown = run.settings.data, "the datasets"
-    if any(job.rule == "label" for job in every) and "hub" in {*data.label.values(), *data.router.values()}:
+    if any(job.rule == "label" for job in every) and data.asks_classifier:
         unknown = f"the classifier {data.classifier.partition('@')[0]} and the datasets"
     yield f"download {sum(sizes.values()) / 1e9:>8,.1f} GB  in all, without {unknown}, whose sizes are not known in advance"
     datasets = map(registry.find, run.settings.every_dataset if data.source == "hub" else [])

@@ -172,6 +172,8 @@ def load_run(config: Mapping[str, Any], workflow: Path) -> Run:
     check_sizes(settings, path)
     if run.sizes:
         check_files({}, settings.named_models, path)
+    if settings.data.asks_classifier:
+        check_files({}, {"data.classifier": settings.data.classifier}, path)
     experiments, at_scale = experiments_of(run, settings, workflow)
     name = run.name or run.default_name
     return Run(name=name, config=run, settings=settings, experiments=experiments, at_scale=at_scale)

@@ -90,6 +90,11 @@ class Data(Settings):
         """Requests of a dataset that are answered for training."""
         return self.train_of.get(dataset, self.train)
 
+    @property
+    def asks_classifier(self) -> bool:
+        """Whether labels or routes come from the classifier."""
+        return "hub" in {*self.label.values(), *self.router.values()}
+
     @model_validator(mode="after")
     def _is_consistent(self) -> Data:
         _has_no_duplicates([*self.datasets, *self.extra])
@@ -97,6 +102,13 @@ class Data(Settings):
             rows, requests = self.rows_of(dataset), self.train_requests(dataset)
             if rows < requests:
                 raise ValueError(f"{requests} requests of {dataset} are asked for, but only {rows} raw rows")
+        for key, methods in (("label", self.label), ("router", self.router)):
+            if wrong := next(
+                (name for name, method in methods.items() if method == "langid" and name != "language"), None
+            ):
+                raise ValueError(f"{key}.{wrong} is langid, which finds languages alone")
+        if self.asks_classifier and not self.classifier:
+            raise ValueError("classifier is empty, but label or router has the method hub, which needs one")
         return self
 
 
