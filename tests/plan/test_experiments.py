@@ -453,6 +453,9 @@ def test_a_wrong_scale_is_refused(tmp_path, old, new, message):
         ({"scale": "shapes_cpu", "template": "plain"}, "--config: template: scale shapes_cpu reads no requests"),
         ({"raw": "x", "dataset": "mine.jsonl"}, "--config: raw and dataset: the requests come from one of them"),
         ({"models": {"target": "x", "main.target": "empty"}}, "--config: models: target and main.target are the same"),
+        ({"target": "x", "models": {"target": "empty"}}, "--config: target and models.target are the same model of pair"),
+        ({"draft": "x", "models": {"main.draft": "empty"}}, "--config: draft and models.main.draft are the same model"),
+        ({"models": {".target": "x"}}, "--config: models: no model named '.target'"),
         ({"models": {"multidraft.target": ""}}, "--config: models: multidraft.target has no value"),
         (
             {"template": "own", "answers": {"template": "plain"}},

@@ -76,6 +76,9 @@ class RunConfig(Settings):
         both = next((key for key in self.models if f"{MAIN}.{key}" in self.models), None)
         if both:
             raise ValueError(f"models: {both} and {MAIN}.{both} are the same model; leave one out")
+        for key in self.models:
+            if (role := key.removeprefix(f"{MAIN}.")) in self.everywhere:
+                raise ValueError(f"{role} and models.{key} are the same model of pair {MAIN}; leave one out")
         if empty := next((key for key, model in self.models.items() if not model), None):
             raise ValueError(f"models: {empty} has no value")
         if self.template and self.answers.get("template", self.template) != self.template:

@@ -85,8 +85,8 @@ def _given_models(pairs: Mapping[str, Pair], run: RunConfig) -> dict[str, dict[s
     """The user's models by pair and role; encoder-decoders keep theirs where none is named for them."""
     given = {name: dict(run.everywhere) if pair.target.family == "llama" else {} for name, pair in pairs.items()}
     for key, model in run.models.items():
-        name, _, role = key.rpartition(".")
-        name = name or MAIN
+        name, dot, role = key.rpartition(".")
+        name = name if dot else MAIN
         if name not in pairs or role not in pairs[name].models:
             allowed = ", ".join(f"{name}.{role}" for name, pair in pairs.items() for role in pair.models)
             raise UserError(f"models: no model named {key!r}", file="--config", remedy=f"allowed: {allowed}")
