@@ -23,7 +23,7 @@ from draftlab.core.settings import Device
 from draftlab.engine.answers import Answer
 from draftlab.errors import UserError
 from draftlab.files.json_files import read_jsonl
-from draftlab.latency.shapes import architecture_of
+from draftlab.latency.sizes import architecture_of
 from draftlab.plan.hours import GPUS, Card, seconds
 from draftlab.plan.needs import jobs
 from draftlab.plan.run import Run, run_of
@@ -115,7 +115,7 @@ def main(
     requests: int = 256,
     device: Device = "cuda",
 ) -> None:
-    """Print a row per job. ``run``: the --config of a finished run; ``target`` and ``draft``: names in draftlab.latency.shapes."""
+    """Print a row per job. ``run``: the --config of a finished run; ``target`` and ``draft``: architectures of workflow/models.csv."""
     card = GPUS[gpu]
     rows = list(compared(run_of(run), card)) if run else run_rules(target, draft, requests, device, card)
     print(benchmarks.markdown_table(["rule", "job", "predicted, s", "taken, s", "ratio"], rows), end="")

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 import tyro
 
 from draftlab.core.settings import Device
-from draftlab.latency.shapes import ARCHITECTURES
-from draftlab.latency.sizes import BYTES, Sizes
+from draftlab.latency.sizes import BYTES, Sizes, architectures
 from draftlab.plan.memory import beside, comparing, decoding, speculating, training
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 EXACT = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 """Freed memory goes back at once, as in a GPU's allocator."""
 
-SIZES = ARCHITECTURES | {
+SIZES = architectures() | {
     "tiny": Sizes(kind="llama", hidden=64, ffn=128, layers=1, heads=2, kv_heads=2, vocab=100, context=64),
     "38M": Sizes(kind="llama", hidden=512, ffn=1536, layers=4, heads=8, kv_heads=8, vocab=24000, context=1024),
     "85M": Sizes(kind="llama", hidden=768, ffn=2048, layers=6, heads=12, kv_heads=12, vocab=28000, context=1024),

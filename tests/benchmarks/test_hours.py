@@ -10,7 +10,7 @@ from benchmarks.hours import compared
 from draftlab import plan
 from draftlab.engine.answers import Answer
 from draftlab.files.json_files import write_jsonl
-from draftlab.latency.shapes import architecture_of
+from draftlab.latency.sizes import architecture_of
 from draftlab.plan.hours import GPUS, answering
 from draftlab.plan.times import FILE
 

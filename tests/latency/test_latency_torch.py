@@ -15,7 +15,8 @@ from draftlab.errors import UserError
 from draftlab.latency.loop import decode, fixed, speculate
 from draftlab.latency.self_check import write_toy
 from draftlab.latency.settings import Engine
-from draftlab.latency.shapes import ARCHITECTURES, on_meta, reduced
+from draftlab.latency.shapes import on_meta
+from draftlab.latency.sizes import architectures, reduced
 from draftlab.latency.torch_backend import open_torch
 from draftlab.models.backend import EngineOptions
 from draftlab.models.gguf import export
@@ -83,16 +84,16 @@ def test_speculative_text_in_torch(tmp_path: Path) -> None:
     [("vicuna-33b", 32529), ("vicuna-7b", 6738), ("tinyllama-1.1b", 1100), ("llama-160m", 162), ("t5-xl", 2784), ("t5-small", 60)],
 )  # fmt: skip
 def test_architectures_have_their_published_sizes(name: str, millions: int) -> None:
-    found = sum(weight.numel() for weight in on_meta(ARCHITECTURES[name]).parameters()) / 1e6
+    found = sum(weight.numel() for weight in on_meta(architectures()[name]).parameters()) / 1e6
     assert found == pytest.approx(millions, rel=0.01)
 
 
-@pytest.mark.parametrize("name", list(ARCHITECTURES))
+@pytest.mark.parametrize("name", list(architectures()))
 def test_reduction_keeps_the_shape_valid(name: str) -> None:
     for by in (4, 16, 64):
-        small = reduced(ARCHITECTURES[name], by)
+        small = reduced(architectures()[name], by)
         assert small.heads % small.kv_heads == 0
-        assert small.hidden == small.heads * (ARCHITECTURES[name].hidden // ARCHITECTURES[name].heads)
+        assert small.hidden == small.heads * (architectures()[name].hidden // architectures()[name].heads)
         assert small.layers >= 1
 
 

@@ -451,9 +451,19 @@ def test_a_wrong_scale_is_refused(tmp_path, old, new, message):
         ({"scale": "shapes", "dataset": "mine.jsonl"}, "--config: dataset: scale shapes reads no requests"),
         ({"scale": "shapes", "raw": "x"}, "--config: raw: scale shapes reads no requests"),
         ({"scale": "shapes_cpu", "template": "plain"}, "--config: template: scale shapes_cpu reads no requests"),
+        ({"scale": "shapes", "answers": {"batch": 8}}, "--config: answers: scale shapes reads no requests"),
+        ({"scale": "shapes", "target": "nonsense"}, "--config: target: no folder or architecture named 'nonsense'"),
+        (
+            {"scale": "shapes", "draft": "llama-160m/0"},
+            "--config: draft: no folder or architecture named 'llama-160m/0'",
+        ),
+        ({"scale": "shapes_cpu", "models": {"draft": "empty"}}, "--config: draft: no config.json in empty"),
         ({"raw": "x", "dataset": "mine.jsonl"}, "--config: raw and dataset: the requests come from one of them"),
         ({"models": {"target": "x", "main.target": "empty"}}, "--config: models: target and main.target are the same"),
-        ({"target": "x", "models": {"target": "empty"}}, "--config: target and models.target are the same model of pair"),
+        (
+            {"target": "x", "models": {"target": "empty"}},
+            "--config: target and models.target are the same model of pair",
+        ),
         ({"draft": "x", "models": {"main.draft": "empty"}}, "--config: draft and models.main.draft are the same model"),
         ({"models": {".target": "x"}}, "--config: models: no model named '.target'"),
         ({"models": {"multidraft.target": ""}}, "--config: models: multidraft.target has no value"),
@@ -484,8 +494,13 @@ def test_a_model_without_weights_is_refused_before_anything_runs():
 
 def test_a_wrong_model_of_a_sizes_file_is_refused_with_its_key():
     Path("sizes.yaml").write_text("pairs: {main: {target: {model: empty}}}\n")
-    with pytest.raises(UserError, match=r"sizes.yaml: pairs.main.target: no config.json in empty"):
-        plan.load_run({"sizes": "sizes.yaml"}, WORKFLOW)
+    for scale in ("laptop", "shapes"):
+        with pytest.raises(UserError, match=r"sizes.yaml: pairs.main.target: no config.json in empty"):
+            plan.load_run({"scale": scale, "sizes": "sizes.yaml"}, WORKFLOW)
+    Path("sizes.yaml").write_text("pairs: {main: {drafts: {small: {layers: 1}}}}\n")
+    with pytest.raises(UserError, match=r"sizes.yaml: pairs.main.small: no folder or architecture named ''"):
+        plan.load_run({"scale": "shapes", "sizes": "sizes.yaml"}, WORKFLOW)
+    plan.load_run({"scale": "shapes", "target": "vicuna-33b/8"}, WORKFLOW)
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,19 @@ def test_other_sizes_of_an_architecture_rerun_what_measures_it(checkout):
     assert set(planned) == {"latency_length"}
 
 
+def test_other_content_of_a_folder_that_stands_for_an_architecture_reruns_what_measures_it(checkout):
+    small_llama(32, 0).save(checkout / "own")
+    cell = "results/shapes_cpu-target/cells/osd_latency_length/all"
+    (checkout / cell).mkdir(parents=True)
+    for name in ("cell.json", "rows.csv", "run.json"):
+        (checkout / cell / name).touch()
+    words = ["--config", "scale=shapes_cpu", "target=own", "--", f"{cell}/rows.csv"]
+    snakemake(checkout, "--touch", "--force", *words)
+    assert "Nothing to be done" in snakemake(checkout, "-n", *words)
+    small_llama(64, 0).save(checkout / "own")
+    assert set(jobs(snakemake(checkout, "-n", *words))) == {"latency_length"}
+
+
 def test_a_kept_draft_is_exported(checkout):
     cell = checkout / "results/laptop/cells/osd_online/spider"
     small_llama(32, 0).save(cell / "draft")
@@ -203,7 +216,7 @@ HOSTILE = 'it\'s "mine" $(touch ran) `touch ran`; touch ran\n\\n %s {braces} \u0
 
 
 def test_a_value_of_a_cell_reaches_its_job_unharmed_and_is_never_run(checkout):
-    """A label of an experiment's file, and the name of a model where the scale has no files of models."""
+    """A label of an experiment's file, and the name of a model at a scale where no rule makes models."""
     path = checkout / "workflow/experiments/mdss_region.yaml"
     text = path.read_text()
     values = yaml.safe_load(text)
@@ -214,9 +227,10 @@ def test_a_value_of_a_cell_reaches_its_job_unharmed_and_is_never_run(checkout):
     finally:
         path.write_text(text)
     assert set(pd.read_csv(checkout / "results/laptop/cells/mdss_region/all/rows.csv")["method"]) == {HOSTILE}
+    small_llama(32, 0).save(checkout / HOSTILE)
     target = "results/shapes_cpu-target/cells/osd_latency_alpha/all/cell.json"
     (checkout / "config.json").write_text(json.dumps({"scale": "shapes_cpu", "target": HOSTILE}))
     words = ("--keep-incomplete", "--configfile", "config.json", "--allowed-rules", "latency_alpha", "--", target)
-    assert "draftlab: error: " in snakemake(checkout, *words, check=False, cores=1)  # no architecture of this name
+    assert "draftlab: error: " in snakemake(checkout, *words, check=False, cores=1)  # the draft has other tokens
     assert json.loads((checkout / target).read_text())["inputs"]["target"] == HOSTILE
     assert not list(checkout.rglob("ran"))

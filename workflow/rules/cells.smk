@@ -37,6 +37,7 @@ for STAGE in STAGES.values():
                 if RUN.settings.by_architecture
                 else {}
             ),
+            **named_contents(),
             launch=(
                 f"accelerate launch --num_processes {RUN.settings.compute.processes} -m draftlab"
                 if STAGE.launch and RUN.settings.compute.processes > 1

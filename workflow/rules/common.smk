@@ -239,6 +239,13 @@ def content(role, weights=True):
     )
 
 
+def named_contents():
+    """Digests of the folders and files that stand for architectures; none at other scales, where a rule makes each model."""
+    named = sorted(set(RUN.settings.named_architectures.values()))
+    found = {name: plan.content_of_model(name) for name in named}
+    return {"models": found} if any(found.values()) else {}
+
+
 def shown_cell():
     """The first cell of osd_offline, and its settings: the token view shows its distilled draft."""
     cell, variants = next(iter(RUN.cells("osd_offline").items()))

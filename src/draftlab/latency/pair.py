@@ -35,7 +35,7 @@ def open_pair(
     """Yield the target and the drafts as backends. A target smaller than in ``settings`` is inflated first.
 
     llama.cpp opens a GGUF file, or the file from which a folder was made; any other folder is exported first. torch opens a folder. Both also
-    take the name of an architecture in ``shapes.ARCHITECTURES``, which gets random weights. Temporary files are in ``TMPDIR``. On a CPU, the
+    take the name of an architecture in ``workflow/models.csv``, which gets random weights. Temporary files are in ``TMPDIR``. On a CPU, the
     process is pinned to as many cores as it has threads.
     """
     engine = EngineOptions(context_length, settings.threads, settings.gpu_layers, sequences, shared)

@@ -1,11 +1,10 @@
 """The papers' architectures with random weights, to measure time and memory at real size without a download.
 
-The values of the weights do not affect the timing of a dense model. ``reduced`` divides width and depth, for a test on a laptop.
+The values of the weights do not affect the timing of a dense model. ``NAME/8`` has an eighth of the width and depth, for a test on a laptop.
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,39 +13,11 @@ import torch
 from torch import nn
 
 from draftlab.errors import UserError
-from draftlab.latency.sizes import LLAMA_FIELDS, Sizes, known_models
+from draftlab.latency.sizes import LLAMA_FIELDS, Sizes, architecture_of
 from draftlab.models import LanguageModel, set_up_gpu
 from draftlab.models.gguf import Weights, export_random
 from draftlab.models.hf import HubModel
 from draftlab.models.llama import Llama, LlamaConfig
-
-ARCHITECTURES = {model.architecture: model.sizes for model in known_models().values() if model.architecture}
-
-
-def reduced(architecture: Sizes, by: int) -> Sizes:
-    """The same model with width and depth divided by ``by``; the width of a head and the query heads per key stay."""
-    heads = max(1, architecture.heads // by)
-    kv_heads = max(1, heads * architecture.kv_heads // architecture.heads)
-    heads = heads // kv_heads * kv_heads
-    smaller = {
-        "hidden": heads * (architecture.hidden // architecture.heads),
-        "ffn": max(8, architecture.ffn // by),
-        "layers": max(1, architecture.layers // by),
-        "heads": heads,
-        "kv_heads": kv_heads,
-        "vocab": architecture.vocab // by,
-    }
-    return architecture.model_copy(update=smaller)
-
-
-def architecture_of(name: str) -> Sizes:
-    """The architecture ``name``, or ``name/8`` for a reduced one."""
-    base, _, by = name.partition("/")
-    if base not in ARCHITECTURES or (by and not re.fullmatch(r"[1-9]\d{0,2}", by)):
-        known = ", ".join(ARCHITECTURES)
-        remedy = f"give a model folder, or one of {known}, or NAME/8 for an eighth of its width and depth"
-        raise UserError(f"no folder or architecture named {name!r}", remedy=remedy)
-    return reduced(ARCHITECTURES[base], int(by)) if by else ARCHITECTURES[base]
 
 
 def llama_config(architecture: Sizes) -> LlamaConfig:

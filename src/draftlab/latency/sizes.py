@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import csv
 import functools
+import re
 from pathlib import Path
 
 from draftlab.core.settings import Settings
+from draftlab.errors import UserError
 from draftlab.files.checkout import WORKFLOW
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fast": 2}
@@ -105,3 +107,35 @@ def known_models() -> dict[str, Model]:
         sizes = Sizes.model_validate(row)
         models[name] = Model(sizes=sizes, architecture=architecture, stored=BYTES[stored])
     return models
+
+
+@functools.cache
+def architectures() -> dict[str, Sizes]:
+    """The sizes of the models that may get random weights, by the name of their architecture."""
+    return {model.architecture: model.sizes for model in known_models().values() if model.architecture}
+
+
+def reduced(architecture: Sizes, by: int) -> Sizes:
+    """The same model with width and depth divided by ``by``; the width of a head and the query heads per key stay."""
+    heads = max(1, architecture.heads // by)
+    kv_heads = max(1, heads * architecture.kv_heads // architecture.heads)
+    heads = heads // kv_heads * kv_heads
+    smaller = {
+        "hidden": heads * (architecture.hidden // architecture.heads),
+        "ffn": max(8, architecture.ffn // by),
+        "layers": max(1, architecture.layers // by),
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "vocab": architecture.vocab // by,
+    }
+    return architecture.model_copy(update=smaller)
+
+
+def architecture_of(name: str) -> Sizes:
+    """The architecture ``name``, or ``name/8`` for a reduced one."""
+    base, _, by = name.partition("/")
+    if base not in architectures() or (by and not re.fullmatch(r"[1-9]\d{0,2}", by)):
+        known = ", ".join(architectures())
+        remedy = f"give a model folder, or one of {known}, or NAME/8 for an eighth of its width and depth"
+        raise UserError(f"no folder or architecture named {name!r}", remedy=remedy)
+    return reduced(architectures()[base], int(by)) if by else architectures()[base]

@@ -15,6 +15,7 @@ from draftlab.errors import UserError
 from draftlab.files.packages import PACKAGES, package_of
 from draftlab.files.seals import content_digest
 from draftlab.files.weights import is_gguf
+from draftlab.latency.sizes import architecture_of
 from draftlab.models.config import context_of
 from draftlab.models.hub import WEIGHTS
 from draftlab.models.pickled import PICKLED
@@ -133,11 +134,8 @@ def check_files(data: Mapping[str, str | None], models: Mapping[str, str], sourc
             remedy = "name the folder of the datasets' files; for prompts of your own: dataset=FILE"
             raise UserError(f"raw: a file, not a folder: {value}", file=source, remedy=remedy)
         if os.path.exists(value):
-            if is_model and not is_gguf(value) and (missing := _missing(Path(value))):
-                remedy = "name a folder in the Hugging Face layout, or a GGUF file"
-                raise UserError(f"{key}: no {missing} in {value}", file=source, remedy=remedy)
             if is_model:
-                context_of(value)  # refuses a model that cannot be represented
+                _check_model(key, value, source)
             continue
         owner = value.split("/")[0]
         if is_model and "@" not in value and os.path.isdir(owner):
@@ -148,6 +146,26 @@ def check_files(data: Mapping[str, str | None], models: Mapping[str, str], sourc
             what = f"{key}: no such file or folder: {value}"
             remedy = "check the path; a hub id is OWNER/NAME or OWNER/NAME@REVISION" if is_model else "check the path"
             raise UserError(what, file=source, remedy=remedy)
+
+
+def check_architectures(models: Mapping[str, str], source: Path | str) -> None:
+    """Check that models, by the key that names them in ``source``, are folders, GGUF files, or architectures that may get random weights."""
+    for key, value in models.items():
+        if os.path.exists(value):
+            _check_model(key, value, source)
+            continue
+        try:
+            architecture_of(value)
+        except UserError as error:
+            raise UserError(f"{key}: {error.what}", file=source, remedy=error.remedy) from None
+
+
+def _check_model(key: str, value: str, source: Path | str) -> None:
+    """Refuse a folder that is no model, and a model that cannot be represented."""
+    if not is_gguf(value) and (missing := _missing(Path(value))):
+        remedy = "name a folder in the Hugging Face layout, or a GGUF file"
+        raise UserError(f"{key}: no {missing} in {value}", file=source, remedy=remedy)
+    context_of(value)
 
 
 def _missing(folder: Path) -> str:

@@ -14,19 +14,22 @@ from draftlab.files.json_files import read_json
 from draftlab.files.packages import PACKAGES, package_of
 from draftlab.files.weights import is_gguf
 from draftlab.files.yaml_files import Place
-from draftlab.plan.config import RunConfig, check_files
+from draftlab.plan.config import RunConfig, check_architectures, check_files
 from draftlab.plan.grids import validated
 from draftlab.plan.scale import MAIN, Pair, ScaleSettings
 
 
-def check_own(settings: ScaleSettings, run: RunConfig) -> None:
-    """Check that the user's files exist, and that the scale reads any."""
-    by_user = {} if settings.by_architecture else run.everywhere | run.models
-    unread = {"raw": run.raw, "dataset": run.dataset, "template": run.template} if settings.by_architecture else {}
+def check_own(settings: ScaleSettings, run: RunConfig, scale: Path) -> None:
+    """Check that the user's files exist, or the architectures of a scale whose models have random weights; such a scale reads no requests."""
+    if not settings.by_architecture:
+        check_files({"raw": run.raw, "dataset": run.dataset}, run.everywhere | run.models, "--config")
+        return
+    unread = {"raw": run.raw, "dataset": run.dataset, "template": run.template, "answers": run.answers}
     if key := next(filter(unread.get, unread), None):
         what = f"{key}: scale {run.scale} reads no requests, because its models have random weights"
         raise UserError(what, file="--config", remedy="leave it out, or choose another scale")
-    check_files({"raw": run.raw, "dataset": run.dataset}, by_user, "--config")
+    check_architectures(run.everywhere | run.models, "--config")
+    check_architectures(settings.named_architectures, scale)
 
 
 def with_own(settings: ScaleSettings, run: RunConfig) -> ScaleSettings:

@@ -113,7 +113,7 @@ class Run(Settings):
         """Where the stages find the files of this run."""
         settings = self.settings
         architectures = {
-            name: {role: str(recipe.model) for role, recipe in pair.models.items()}
+            name: {role: recipe.model or "" for role, recipe in pair.models.items()}
             for name, pair in settings.pairs.items()
             if settings.by_architecture
         }
@@ -165,7 +165,7 @@ def load_run(config: Mapping[str, Any], workflow: Path) -> Run:
     scale = workflow / "scales" / f"{run.scale}.yaml"
     settings = read_scale(scale, run.sizes)
     path = Path(run.sizes) if run.sizes else scale
-    check_own(settings, run)
+    check_own(settings, run, path)
     check_needs(settings, workflow, Place(path))
     check_datasets([*settings.every_dataset, *settings.data.train_of, *settings.data.raw_rows_of], Place(path))
     settings = with_own(settings, run)

@@ -178,7 +178,7 @@ class ScaleSettings(Settings):
 
     ``experiments``: what runs by default, with its sizes, in addition to experiments whose own files have sizes for this scale.
     ``extends: SCALE`` includes everything in that scale's file; keys given beside it override it one by one.
-    ``remark``: what a reader of the scale's published tables must know. ``by_architecture``: a model is the name of an architecture (``latency.shapes``), built with random weights where it is measured.
+    ``remark``: what a reader of the scale's published tables must know. ``by_architecture``: a model is an architecture of ``workflow/models.csv``, built with random weights where it is measured.
     """
 
     data: Data
@@ -217,10 +217,17 @@ class ScaleSettings(Settings):
     @property
     def named_models(self) -> dict[str, str]:
         """The files, folders and hub ids that the scale names as models, by key."""
-        if self.by_architecture:
-            return {}
+        return {} if self.by_architecture else {key: name for key, name in self._models.items() if name}
+
+    @property
+    def named_architectures(self) -> dict[str, str]:
+        """What the scale names as models to be built with random weights, by key; '' where it names none."""
+        return self._models if self.by_architecture else {}
+
+    @property
+    def _models(self) -> dict[str, str]:
         models = {name: pair.models.items() for name, pair in self.pairs.items()}
-        return {f"pairs.{name}.{role}": model.model for name in models for role, model in models[name] if model.model}
+        return {f"pairs.{name}.{role}": model.model or "" for name in models for role, model in models[name]}
 
     def datasets_of(self, pair: str) -> list[Dataset]:
         """The datasets that the models of a pair learn, and that the pair is measured on."""
