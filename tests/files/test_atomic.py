@@ -253,3 +253,14 @@ def test_what_does_not_fit_is_refused_before_it_is_written(tmp_path: Path) -> No
     for opened in (atomic_path, atomic_dir):
         with pytest.raises(UserError, match=r"No space left .* 1,000,000,000,000"), opened(tmp_path / "out", 10**18):
             pytest.fail("it was begun")
+
+
+@pytest.mark.parametrize("name", ["x" * 255, "ü" * 127, "x" + "\U0001f600" * 63])
+def test_a_name_may_be_as_long_as_the_system_allows(name: str, tmp_path: Path) -> None:
+    write_text(tmp_path / "files" / name, "text")
+    for number in range(2):
+        with atomic_dir(tmp_path / "folders" / name) as temporary:
+            (temporary / "config.json").write_text(f"{number}")
+    assert [path.name for path in (tmp_path / "files").iterdir()] == [name]
+    assert [path.name for path in (tmp_path / "folders").iterdir()] == [name]
+    assert (tmp_path / "folders" / name / "config.json").read_text() == "1"
