@@ -447,6 +447,7 @@ def test_a_wrong_scale_is_refused(tmp_path, old, new, message):
         ({"raw": "r" * 5000}, "raw: no such"),
         ({"scal": "smoke"}, "unknown key 'scal'"),
         ({"name": 2024}, r"--config: name: 2024 is not a text \(on a command line let a name begin with a letter"),
+        ({"name": "ü" * 128}, "--config: name: 256 bytes, but no folder's name has more than 255"),
         ({"scale": "smoke", "name": "laptop"}, "--config: name: laptop is another scale, to whose results this folder"),
         ({"scale": "shapes", "dataset": "mine.jsonl"}, "--config: dataset: scale shapes reads no requests"),
         ({"scale": "shapes", "raw": "x"}, "--config: raw: scale shapes reads no requests"),

@@ -62,6 +62,13 @@ class RunConfig(Settings):
         """Prefix a file whose name begins with a dash, so that it is not read as a flag."""
         return f"./{value}" if value and value.startswith("-") else value
 
+    @field_validator("name")
+    @classmethod
+    def _fits_a_folder(cls, value: str | None) -> str | None:
+        if value and len(value.encode()) > 255:
+            raise ValueError(f"{len(value.encode())} bytes, but no folder's name has more than 255")
+        return value
+
     @model_validator(mode="after")
     def _names_no_other_scale(self) -> RunConfig:
         """Refuse the folder of another scale: its files, and what is published from it, would be taken for results at that scale."""
