@@ -38,7 +38,7 @@ rule figure:
         experiment_file=lambda wildcards: printed_parts(wildcards.experiment),
         code=lambda wildcards: code(
             f"report.figures.{drawn_by(wildcards.experiment)}",
-            "report.figures.forms",
+            "report.figures.batch",
             "report.findings",
         ),
     message:

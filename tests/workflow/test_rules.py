@@ -11,6 +11,8 @@ import pytest
 import yaml
 
 from draftlab import plan
+from draftlab.cli import VERBS
+from draftlab.files.digests import modules_behind
 from draftlab.files.gguf_header import read_header
 from draftlab.files.tables import table_bytes
 from draftlab.files.weights import parameter_count
@@ -102,6 +104,19 @@ def test_other_content_of_a_folder_that_stands_for_an_architecture_reruns_what_m
     assert "Nothing to be done" in snakemake(checkout, "-n", *words)
     small_llama(64, 0).save(checkout / "own")
     assert set(jobs(snakemake(checkout, "-n", *words))) == {"latency_length"}
+
+
+def test_a_rule_runs_again_when_the_code_of_its_command_changes():
+    seen = set()
+    for file in sorted((ROOT / "workflow").rglob("*.smk")):
+        for rule in re.split(r"^ *rule\b", file.read_text(), flags=re.M)[1:]:
+            named = re.search(r"\bcode=(.*?)\b(message|shell):", rule, re.S)
+            for verb, where in VERBS.items():
+                if named and isinstance(where, str) and re.search(rf"draftlab {verb}\b", rule) and verb != "run":
+                    modules = [f"draftlab.{name}" for name in re.findall(r'"([a-z_.]+)"', named[1])]
+                    assert f"draftlab.{where.partition(':')[0]}" in modules_behind(*modules), verb
+                    seen.add(verb)
+    assert {"pretrain tokenizer", "pretrain target", "data fetch", "figure", "report"} <= seen
 
 
 def test_a_kept_draft_is_exported(checkout):

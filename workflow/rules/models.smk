@@ -49,7 +49,7 @@ rule tokenizer:
         draft_context=lambda wildcards: plan.context_of_drafts(PAIRS[wildcards.pair]),
         content=content("target", weights=False),
         out=subpath(output.tokenizer, parent=True),
-        code=code("models.tokenizer", "models.hub", "data.generators"),
+        code=code("train.pretrain"),
     message:
         "Make the tokenizer of the pair {wildcards.pair}"
     shell:
