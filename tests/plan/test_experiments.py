@@ -858,6 +858,13 @@ def test_arguments_are_read_as_snakemake_reads_them():
     run = plan.run.run_of(given)
     assert (run.name, run.config.show_tokens, run.config.template) == ("2026-11-24", False, None)
     assert run.settings.pairs["main"].answers.max_new_tokens == 8
+    given = ["scale='smoke'", 'name="b"', "show_tokens=False", "answers='{max_new_tokens: 8}'", "template=''"]
+    run = plan.run.run_of(given)
+    assert (run.name, run.config.show_tokens, run.config.template) == ("b", False, None)
+    assert run.config.answers == {"max_new_tokens": "8"}
+    for name in ("2024", "1e5", "inf", "True"):
+        with pytest.raises(UserError, match="name: .* is not a text|name: Input should be a valid string"):
+            plan.run.run_of([f"name={name}"])
     with pytest.raises(UserError, match="answers: give a mapping"):
         plan.run.run_of(["answers={engine: openai"])
     with pytest.raises(UserError, match=r"--config: dataset has no value \(write KEY=VALUE\)"):

@@ -89,6 +89,12 @@ def test_a_name_that_yaml_cuts_is_not_read_as_another_file(name: str, tmp_path: 
     for text in (f"{tmp_path / name}", f'"{tmp_path / name}"'):
         with pytest.raises(UserError, match=said):
             plan.run.run_of(["scale=smoke", f"dataset={text}"])
+        for before in ("", "--config=", "-C"):
+            with pytest.raises(UserError, match=said):
+                plan.check_names(["snakemake", "-n", f"{before}dataset={text}"])
+    with pytest.raises(UserError, match="dataset: Snakemake reads a' as a "):
+        plan.check_names(["dataset=a'"])
+    plan.check_names(["-Cdataset='a b.jsonl'", "dataset=''", "--config=dataset=a.jsonl"])
     words = ["-n", "--cores", "1", "--snakefile", str(ROOT / "Snakefile"), "--directory", str(tmp_path)]
     words += ["--config", "scale=smoke", f"dataset={tmp_path / name}"]
     done = subprocess.run([sys.executable, "-m", "snakemake", *words], capture_output=True, text=True, cwd=ROOT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -10,6 +11,9 @@ import yaml
 
 from draftlab.core.settings import Settings
 from draftlab.errors import UserError
+
+QUOTES = "'\""
+"""What Snakemake strips from both ends of a value."""
 
 
 def flags(settings: Settings, **others: Any) -> list[str]:
@@ -30,7 +34,16 @@ def flags(settings: Settings, **others: Any) -> list[str]:
 
 
 def read_value(text: str) -> Any:
-    """The value of a ``KEY=VALUE`` argument, as Snakemake reads it: a list or mapping of texts in YAML, otherwise the text itself."""
+    """The value of a ``KEY=VALUE`` argument, as Snakemake reads it: None, a number, a truth value, or texts in YAML, without quotes around it."""
+    text = text.strip(QUOTES)
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return text == "True" if text in ("True", "False") else _parsed(text) if text else None
+
+
+def _parsed(text: str) -> Any:
+    """A list or mapping of texts in YAML, otherwise the text itself, perhaps cut."""
     try:
         return yaml.load(text, Loader=yaml.BaseLoader)
     except yaml.YAMLError:
@@ -42,7 +55,7 @@ def check_text(key: str, text: str) -> None:
 
     Quotes do not help, because Snakemake gives its jobs the text without them.
     """
-    if (value := read_value(text)) != text:
+    if (value := _parsed(text.strip(QUOTES))) != text:
         what = f"{key}: Snakemake reads {text} as {value}"
         raise UserError(what, file="--config", remedy="rename the file or folder, without ' #', ': ' and quotes")
 

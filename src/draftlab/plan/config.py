@@ -19,7 +19,7 @@ from draftlab.latency.sizes import architecture_of
 from draftlab.models.config import context_of
 from draftlab.models.hub import WEIGHTS
 from draftlab.models.pickled import PICKLED
-from draftlab.plan.command_line import check_text
+from draftlab.plan.command_line import QUOTES, check_text
 from draftlab.plan.scale import MAIN, SCALES, Pair, Scale
 
 HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+(@[\w./-]+)?")
@@ -120,9 +120,9 @@ class RunConfig(Settings):
 def check_names(words: Iterable[str]) -> None:
     """Check the names of files in ``KEY=VALUE`` arguments before YAML cuts them."""
     for word in words:
-        key, _, text = word.partition("=")
-        if key in ("sizes", "raw", "dataset", "target", "draft") and text[:1] not in ("", "'", '"'):
-            check_text(key, text)
+        key, _, text = re.sub("^(--config=|-C)", "", word).partition("=")
+        if key in ("sizes", "raw", "dataset", "target", "draft") and (name := text.strip(QUOTES)):
+            check_text(key, name if text[0] in QUOTES else text)
 
 
 def check_files(data: Mapping[str, str | None], models: Mapping[str, str], source: Path | str) -> None:
