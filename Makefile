@@ -112,9 +112,11 @@ clean:  ## remove what runs made; .venv and the compiled wheel stay
 ifneq ($(shell test -x .venv/bin/python || echo gone),)
 .PHONY: .venv/ready
 endif
-made_with := $(shell cat .venv/llama-flags 2>/dev/null)
-ifneq ($(or $(strip $(LLAMA_CMAKE_ARGS)),$(made_with)),$(made_with))
+made_with := $(strip $(shell cat .venv/llama-flags 2>/dev/null))
+ifneq ($(origin LLAMA_CMAKE_ARGS),undefined)  # no flags may be given, too
+ifneq ($(strip $(LLAMA_CMAKE_ARGS)),$(made_with))
 .PHONY: .venv/ready
+endif
 endif
 .venv/ready: pyproject.toml envs/constraints.txt envs/setup.sh
 	@envs/setup.sh

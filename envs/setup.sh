@@ -78,6 +78,7 @@ works() {  # install the wheel, even over the same version built with other flag
 }
 
 step "making .venv with $("$python" --version)"
+rm -f .venv/ready  # what is left of a setup that fails is not ready
 more=${LLAMA_CMAKE_ARGS-$(cat .venv/llama-flags 2>/dev/null || :)}  # default: the flags of the last build
 # Without --clear, venv keeps the links of an existing .venv, to another Python or to one that is gone.
 clear=

@@ -13,7 +13,23 @@ import pytest
 
 from tests.conftest import ROOT
 
-TOOLS = ("sh", "dirname", "df", "awk", "grep", "cut", "cksum", "ls", "touch", "mkdir", "env", "cat", "getconf", "tr")
+TOOLS = (
+    "sh",
+    "dirname",
+    "df",
+    "awk",
+    "grep",
+    "cut",
+    "cksum",
+    "ls",
+    "touch",
+    "mkdir",
+    "rm",
+    "env",
+    "cat",
+    "getconf",
+    "tr",
+)
 
 
 @pytest.fixture
@@ -75,8 +91,7 @@ def setup(checkout):
     version = re.search(r"^llama-cpp-python==(.*)$", (checkout / "envs/constraints.txt").read_text(), re.M)[1]
     stand_in(checkout, "python3", PYTHON.format(version=version))
     stand_in(checkout, "df", "echo header; echo disk 1 1 9000 1% /")
-    for name in ("cp", "rm"):
-        (checkout / "bin" / name).symlink_to(shutil.which(name))
+    (checkout / "bin/cp").symlink_to(shutil.which("cp"))
     env = {"PATH": str(checkout / "bin"), "HOME": str(checkout), "CPUINFO": str(checkout / "cpuinfo")}
 
     def commands(**more: str) -> list[str]:
@@ -122,6 +137,16 @@ def test_a_build_that_fails_its_self_check_is_not_kept(checkout, setup):
     (checkout / "bin/python3").write_text(python.replace("#!/bin/sh\n", f"#!/bin/sh\n{once}"))
     assert flags(setup()) == [{"AVX512"}, set()]
     assert flags(setup()) == []  # it is not tried again
+
+
+def test_what_a_failed_setup_leaves_is_not_ready(checkout, setup):
+    setup()
+    assert (checkout / ".venv/ready").exists()
+    python = (checkout / "bin/python3").read_text()
+    (checkout / "bin/python3").write_text(
+        python.replace("#!/bin/sh\n", "#!/bin/sh\ncase $* in *hashes*) exit 1 ;; esac\n")
+    )
+    assert "pip install failed" in failure(checkout, LLAMA_CMAKE_ARGS="-DGGML_CUDA=ON")
 
 
 def test_a_compilation_that_fails_once_is_tried_again_by_the_next_setup(checkout, setup):
@@ -174,6 +199,11 @@ def test_make_asks_for_another_venv_when_other_flags_are_named_or_its_python_is_
     assert not makes()
     assert not makes("LLAMA_CMAKE_ARGS=-DGGML_CUDA=ON")
     assert makes("LLAMA_CMAKE_ARGS=-DGGML_VULKAN=ON")
+    assert makes("LLAMA_CMAKE_ARGS=")
+    (checkout / ".venv/llama-flags").write_text("-DA=ON  -DB=ON\n")
+    assert not makes("LLAMA_CMAKE_ARGS=-DA=ON  -DB=ON")
+    (checkout / ".venv/llama-flags").write_text("\n")
+    assert not makes("LLAMA_CMAKE_ARGS=")
     python.unlink()
     python.symlink_to("/absent/python")
     assert makes()
