@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -112,6 +113,18 @@ def test_a_full_disk_is_one_message(
     with pytest.raises(UserError, match=r"disk/out.*No space left on device: .* MB are free, .* needed \(free space"):
         WRITERS[writer](made, small_disk / "out")
     assert [path for path in small_disk.rglob("*") if path.is_file()] == []
+
+
+@pytest.mark.parametrize("writer", ["text", "table", "model", "t5", "pairs"])
+def test_a_limit_of_file_sizes_is_one_message(writer: str, made: Path, tmp_path: Path) -> None:
+    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (LARGE // 4, usual[1]))
+    try:
+        with pytest.raises(UserError, match=r"out.*: File too large for .* \(write to another .*ulimit -f"):
+            WRITERS[writer](made, tmp_path / "out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o027, 0o002])

@@ -17,6 +17,8 @@ UMASK = os.umask(0o077)
 os.umask(UMASK)
 FULL = re.compile(r"No space left on device|Disk quota exceeded|os error (28|122)\b|\d+ requested and \d+ written")
 """How safetensors, numpy and other libraries report a full disk."""
+TOO_LARGE = re.compile(r"os error 27\b")
+"""The same for a file that is larger than its file system or a limit of the user allows."""
 SEAL = "sealed.json"
 """In a folder that draftlab wrote: its seal (``files.seals``)."""
 OF_A_MODEL = re.compile(
@@ -46,7 +48,7 @@ def atomic_path(path: Path | str, needs: int = 0) -> Iterator[Path]:
     if final.is_dir():
         raise UserError("a folder, not a file", file=path, remedy="name a file in it")
     with contextlib.ExitStack() as cleanup, _room_beside(final, needs):
-        handle, name = tempfile.mkstemp(prefix=f".{final.name}.", dir=final.parent)
+        handle, name = tempfile.mkstemp(prefix=_beside(final), dir=final.parent)
         os.close(handle)
         temporary = Path(name)
         cleanup.callback(temporary.unlink, missing_ok=True)
@@ -71,7 +73,7 @@ def atomic_dir(path: Path | str, needs: int = 0, ours: Callable[[set[str]], bool
         raise UserError("a file, not a folder", file=path, remedy="name a new folder")
     check_replaceable(final, ours)
     with contextlib.ExitStack() as cleanup, _room_beside(final, needs):
-        temporary = Path(tempfile.mkdtemp(prefix=f".{final.name}.", dir=final.parent))
+        temporary = Path(tempfile.mkdtemp(prefix=_beside(final), dir=final.parent))
         cleanup.callback(shutil.rmtree, temporary, ignore_errors=True)
         temporary.chmod(0o777 & ~UMASK)
         yield temporary
@@ -80,6 +82,11 @@ def atomic_dir(path: Path | str, needs: int = 0, ours: Callable[[set[str]], bool
                 file.chmod(0o666 & ~UMASK)
                 _flush(file)
         _swap(temporary, final)
+
+
+def _beside(final: Path) -> str:
+    """How temporary names beside ``final`` begin. With 8 more characters and ``.old`` they have at most the 255 bytes of a file name."""
+    return f".{final.name.encode(errors='ignore')[:241].decode(errors='ignore')}."
 
 
 def _swap(temporary: Path, final: Path) -> None:
@@ -148,6 +155,9 @@ def _room_beside(path: Path, needs: int) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
+        if (isinstance(error, OSError) and error.errno == errno.EFBIG) or TOO_LARGE.search(str(error)):
+            remedy = "write to another file system, or raise the limit (ulimit -f), and run again"
+            raise UserError("File too large for its file system or a limit", file=path, remedy=remedy) from None
         if not is_disk_full(error):
             if isinstance(error, OSError) and error.errno is not None:
                 error.filename = error.filename or str(path)
