@@ -54,6 +54,17 @@ def test_a_template_is_that_of_all_who_read_prompts_and_pairs_may_be_of_a_distil
     )
 
 
+def test_answers_at_any_temperature_have_a_name_of_their_own(checkout):
+    (checkout / "sizes.yaml").write_text(
+        "experiments: {osd_online: {axes: {dataset: [spider]}, fixed: {save: '', temperature: 1.0e-5, inner: "
+        "{method: {cold: {}, third: {temperature: 0.3333333333333333}, six: {temperature: 0.333333}}}}}}"
+    )
+    config = ["--config", "scale=smoke", "sizes=sizes.yaml", "name=cold"]
+    said = snakemake(checkout, "-n", "-p", *config, "--", "results/cold/osd_online.csv")
+    asked = set(re.findall(r"--temperature (\S+)", said))
+    assert asked == {"1e-05", "0.3333333333333333", "0.333333"}
+
+
 def test_a_figure_of_your_own_target_does_not_say_that_it_is_padded(checkout):
     small_llama(32, 0).save(checkout / "own")
     for models, flag in (("{target: own}", True), ("{multidraft.target: own}", False)):

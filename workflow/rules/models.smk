@@ -154,7 +154,7 @@ rule answer:
     log:
         "results/{run}/logs/{pair}/answers/{dataset}.{split}{temperature}.log",
     wildcard_constraints:
-        temperature=r"(\.t[0-9.]+)?",
+        temperature=r"(\.t[0-9.e+-]+)?",
     priority:
         longest_first(
             "{wildcards.pair}/answers/{wildcards.dataset}.{wildcards.split}{wildcards.temperature}"

@@ -19,7 +19,16 @@ class Answer:
 
 def recorded_name(dataset: str, split: str, temperature: float = 0.0) -> str:
     """The folder of recorded answers below ``answers/``: one per dataset, split and temperature."""
-    return f"{dataset}.{split}" + (f".t{temperature:g}" if temperature else "")
+    return f"{dataset}.{split}" + (f".t{in_full(temperature)}" if temperature else "")
+
+
+def in_full(temperature: float) -> str:
+    """A temperature with all its digits, as in the names of cells; six digits would be another temperature.
+
+    >>> in_full(1.0), in_full(0.3), in_full(1 / 3), in_full(1e-5)
+    ('1', '0.3', '0.3333333333333333', '1e-05')
+    """
+    return repr(float(temperature)).removesuffix(".0")
 
 
 def loops(tokens: Sequence[int], size: int = 6, times: int = 3) -> bool:

@@ -24,7 +24,7 @@ from draftlab.data import check, dropped
 from draftlab.data.classify import languages
 from draftlab.data.continuations import conversation_numbers
 from draftlab.data.prompts import Prompt
-from draftlab.engine.answers import Answer, recorded_name
+from draftlab.engine.answers import Answer, in_full, recorded_name
 from draftlab.errors import UserError
 from draftlab.files.atomic import write_text
 from draftlab.files.checkout import ROOT
@@ -231,7 +231,7 @@ def _run_workflow(settings: VerdictSettings, draft: str, name: str, folder: Path
     answers |= _cuts(settings)
     config |= {"answers": json.dumps(answers)} if answers else {}
     if settings.temperature not in (0, 1):  # which the experiment has by itself
-        sizes = (folder / results).with_name(f"{name}.temperature_{settings.temperature:g}.yaml")
+        sizes = (folder / results).with_name(f"{name}.temperature_{in_full(settings.temperature)}.yaml")
         axes = {"temperature": [settings.temperature]}
         write_text(sizes, yaml.safe_dump({"experiments": {"traffic_verdict": {"axes": axes}}}))
         config |= {"sizes": os.path.abspath(sizes)}
@@ -314,7 +314,7 @@ def _asked(settings: VerdictSettings) -> list[str]:
     """The folders of a verdict by its settings, one in the other, so that it replaces none of other settings; none for what is left out."""
     rate = _rate(settings.load)
     named = {
-        "temperature": f"{settings.temperature:g}" if settings.temperature else None,
+        "temperature": in_full(settings.temperature) if settings.temperature else None,
         **{cut: f"{value:g}" for cut, value in _cuts(settings).items()},
         "template": settings.template,
         "answer_tokens": settings.answer_tokens,

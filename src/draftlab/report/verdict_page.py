@@ -10,6 +10,7 @@ from pathlib import Path
 
 from draftlab import __version__
 from draftlab.core.stats import ENOUGH
+from draftlab.engine.answers import in_full
 from draftlab.files.json_files import read_object
 from draftlab.files.packages import package_of
 from draftlab.files.weights import is_gguf
@@ -30,7 +31,7 @@ FIGURES = {
 
 def replayed(results: Path, temperature: float) -> Path:
     """The folder of the replayed requests in a run."""
-    return results / "cells/traffic_verdict" / f"prompts.{temperature:g}"
+    return results / "cells/traffic_verdict" / f"prompts.{in_full(temperature)}"
 
 
 def page(judged: Verdict, folder: Path, draft: str, results: Path) -> str:

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from draftlab.core.measure import Measure
 from draftlab.core.settings import Dataset, ShareBelow1
-from draftlab.engine.answers import recorded_name
+from draftlab.engine.answers import in_full, recorded_name
 from draftlab.errors import UserError
 from draftlab.latency.settings import Engine
 from draftlab.progress import progress
@@ -149,7 +149,7 @@ class Inputs(NoInputs):
         """The pair's drafts as they are, and the one that another experiment distilled on this dataset."""
         settings = variants[0]
         is_offline = settings.distilled == "osd_offline"
-        cell = settings.dataset if is_offline else f"{settings.dataset}.{settings.temperature:g}"
+        cell = settings.dataset if is_offline else f"{settings.dataset}.{in_full(settings.temperature)}"
         distilled = places.other_cell(settings.distilled, cell) / "draft"
         answers = places.recorded(settings.pair) / recorded_name(settings.dataset, "eval") / "answers.jsonl"
         drafts = {
