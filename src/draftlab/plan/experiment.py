@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from string import Formatter
 from typing import Annotated, Any, Literal
@@ -24,8 +24,8 @@ from draftlab.plan.scale import Scale, Size
 from draftlab.stages import STAGES
 from draftlab.stages._stage import Stage, Variant
 
-CELL = re.compile(r"[A-Za-z0-9_.+-]+")
-"""A cell's name is a folder, and a wildcard of the rules."""
+CELL = re.compile(r"(?!\.)[A-Za-z0-9_.+-]{1,255}")
+"""A cell's name is a folder, and a wildcard of the rules; one that begins with a dot would be hidden or lead elsewhere."""
 NAME = re.compile(r"[a-z0-9_]+")
 
 
@@ -156,10 +156,12 @@ class Experiment(Settings):
                 remedy = "name each choice of axes with letters, digits, _ . + -"
                 raise where.error(what, list(labels)[-1:], remedy=remedy)
             inner = validated(Inner, {"inner": settings.pop("inner", {})}, where).inner
+            _check_distinct(inner, where)
             cells[cell] = [
                 Variant(labels | inner_labels, validated(self.stage_kind.settings, settings | changes, where))
                 for inner_labels, changes in combinations(inner)
             ]
+        _check_distinct(axes, where)
         return cells
 
     def check(self, scale: Scale, where: Place) -> list[Variant]:
@@ -184,6 +186,17 @@ class Experiment(Settings):
         sized = self.model_copy(update={"scales": {**self.scales, scale: size}})
         sized.check(scale, Place(file, (("experiments",),)))
         return sized
+
+
+def _check_distinct(axes: Mapping[str, Axis], where: Place) -> None:
+    """Refuse an axis with a value that stands there twice: its rows would be measured, and counted, twice."""
+    for name, values in axes.items():
+        seen: set[Hashable] = set()
+        for value in values:
+            key = value if isinstance(value, Hashable) else repr(value)
+            if key in seen:
+                raise where.error(f"{name}: {value} stands here twice", [name], remedy="remove one")
+            seen.add(key)
 
 
 class Inner(Settings):
