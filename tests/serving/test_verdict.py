@@ -671,6 +671,13 @@ def test_payback_is_not_known_on_another_machine_or_from_few_requests(tmp_path: 
     assert decide(many).options[-1].payback_unknown == ""
 
 
+def test_an_update_is_paid_back_after_a_whole_number_of_requests(tmp_path: Path):
+    found = decide(table(0.8))
+    for requests, said in ((0.2, "1 request</td>"), (41.2, "42 requests</td>")):
+        options = [found.options[0].model_copy(update={"payback_requests": requests})]
+        assert f"<td>{said}" in page(found.model_copy(update={"options": options}), tmp_path, "", tmp_path)
+
+
 def test_an_update_says_what_it_stores_and_sends(tmp_path: Path):
     """The weights go to the server once after distillation, and after each of nine updates while the draft keeps learning."""
     found = decide(pd.concat([table(0.8), table(0.7, option="kept_learning")]))
