@@ -179,6 +179,45 @@ def test_t5(tmp_path: Path, kind: str, tied: bool, weights: Any, divergence: flo
             assert kl(expected, found) < divergence
 
 
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_t5_keeps_an_output_layer_that_its_config_calls_the_embedding(tmp_path: Path, scaled: bool) -> None:
+    """transformers 5 calls every T5's output layer tied when it saves it, and reads the layer that it finds."""
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    torch.manual_seed(0)
+    config = T5Config(
+        vocab_size=96, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, decoder_start_token_id=0,
+        tie_word_embeddings=scaled,
+    )  # fmt: skip
+    folder = tmp_path / "t5"
+    T5ForConditionalGeneration(config).save_pretrained(folder)
+    edit_tensors(folder, lambda x: x.update({"lm_head.weight": np.random.default_rng(0).random((96, 32), np.float32)}))
+    load_model(folder).save(again := tmp_path / "again")
+    assert json.loads((again / "config.json").read_text())["tie_word_embeddings"]
+    export(again, tmp_path / "t5.gguf", vocabulary=False)
+    source, answer = [5, 9, 33, 80, 1], [7, 60, 12]
+    with torch.no_grad():
+        expected = load_model(again).answer_logits([source], [answer]).numpy()
+    with LlamaCpp(tmp_path / "t5.gguf") as decoder:
+        decoder.encode(source)
+        np.testing.assert_allclose(decoder.extend([0, *answer[:-1]]), expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"feed_forward_proj": name} for name in ("gelu", "gated-silu", "gated-relu")]
+    + [{"relative_attention_max_distance": 64}],
+)
+def test_a_t5_that_llama_cpp_would_compute_otherwise_is_refused(tmp_path: Path, changed: dict[str, Any]) -> None:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    sizes = {"vocab_size": 96, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 1, "num_heads": 4}
+    T5ForConditionalGeneration(T5Config(**sizes, **changed, decoder_start_token_id=0)).save_pretrained(tmp_path / "t5")
+    ((name, value),) = changed.items()
+    with pytest.raises(UserError, match=f"{name} {value}"):
+        export(tmp_path / "t5", tmp_path / "t5.gguf", vocabulary=False)
+
+
 def test_text_is_tokenized_as_by_the_tokenizer(tmp_path: Path) -> None:
     folder = toy(tmp_path / "toy")
     export(folder, tmp_path / "toy.gguf")
@@ -288,6 +327,10 @@ def not_finite(tensors: dict[str, np.ndarray]) -> None:
     tensors["model.norm.weight"][3] = np.nan
 
 
+def another_head(tensors: dict[str, np.ndarray]) -> None:
+    tensors["lm_head.weight"] = 2 * tensors["model.embed_tokens.weight"]
+
+
 BROKEN = {
     "byte tokens are missing": without_bytes,
     "neither a plain byte-level BPE": other_tokenizer,
@@ -304,6 +347,7 @@ BROKEN = {
     "has shape": lambda folder: edit_config(folder, intermediate_size=32),
     "implies no tensor": lambda folder: edit_config(folder, num_hidden_layers=1),
     "not finite": lambda folder: edit_tensors(folder, not_finite),
+    "another head": lambda folder: edit_tensors(folder, another_head),
 }
 
 

@@ -16,7 +16,8 @@ from draftlab.models.config import rope_of
 Array = Float[np.ndarray, "..."]
 Shapes = dict[str, tuple[int, ...]]
 
-DERIVED = ("rotary_emb.inv_freq", "lm_head.weight", "coder.embed_tokens.weight")
+HEAD = "lm_head.weight"
+DERIVED = ("rotary_emb.inv_freq", HEAD, "coder.embed_tokens.weight")
 """Ends of the names of copies and constants that some checkpoints store beside the weights."""
 
 
@@ -24,7 +25,11 @@ class Checkpoint:
     """The weights of a model folder, read one tensor at a time."""
 
     def __init__(self, folder: Path, config: dict[str, Any]) -> None:
-        """Check that the folder has every tensor that ``config`` implies, in its shape, and no other; no value is read."""
+        """Check that the folder has every tensor that ``config`` implies, in its shape, and no other.
+
+        A T5 may have an output layer of its own although ``config`` says that it is the embedding: transformers 5 writes that for every T5, and
+        reads the layer. It is in ``shapes`` then.
+        """
         self.shapes = expected_shapes(config, folder)
         self.files: dict[str, Path] = {}
         stored: Shapes = {}
@@ -43,6 +48,21 @@ class Checkpoint:
         for name in stored.keys() - self.shapes.keys():
             if not name.endswith(DERIVED):
                 raise UserError(f"config.json implies no tensor {name}", file=folder, remedy=remedy)
+        if HEAD in stored.keys() - self.shapes.keys():
+            self._check_head(config, stored[HEAD], folder)
+
+    def _check_head(self, config: dict[str, Any], shape: tuple[int, ...], folder: Path) -> None:
+        """Add an output layer that ``config`` does not name to the tensors of a T5, unless it is the embedding; a Llama's is a ``UserError``."""
+        embedding = next(iter(self.shapes))
+        if shape == self.shapes[embedding] and np.array_equal(self.read(HEAD), self.read(embedding)):
+            return
+        if config["model_type"] != "t5":
+            what = "config.json says that the head is the embedding, but the folder has another head"
+            raise UserError(what, file=folder, remedy="set tie_word_embeddings to false, or remove lm_head.weight")
+        if shape != self.shapes[embedding]:
+            what = f"{HEAD} has shape {shape}, but config.json implies {self.shapes[embedding]}"
+            raise UserError(what, file=folder, remedy="use the config.json of these weights")
+        self.shapes[HEAD] = shape
 
     def read(self, name: str) -> Array:
         """One tensor as float32; a value that is not finite is a ``UserError``."""
@@ -130,8 +150,12 @@ def _t5_shapes(config: dict[str, Any], folder: Path) -> Shapes:
     if depths["decoder"] > depths["encoder"]:
         what = "llama.cpp cannot load a T5 whose decoder is deeper"
         raise UserError(what, file=folder, remedy="use another T5 model")
+    feed_forward, distance = config.get("feed_forward_proj", "relu"), config.get("relative_attention_max_distance", 128)
+    if feed_forward not in ("relu", "gated-gelu", "gated-gelu_new") or distance != 128:
+        what = f"llama.cpp cannot compute a T5 with feed_forward_proj {feed_forward} and relative_attention_max_distance {distance}"
+        raise UserError(what, file=folder, remedy="use a T5 with relu or gated-gelu, and a distance of 128")
     hidden, ffn, heads = config["d_model"], config["d_ff"], config["num_heads"]
-    width, gated = heads * config["d_kv"], config.get("feed_forward_proj", "relu").startswith("gated")
+    width, gated = heads * config["d_kv"], feed_forward != "relu"
     matrices = {"q": (width, hidden), "k": (width, hidden), "v": (width, hidden), "o": (hidden, width)}
     shapes: Shapes = {"shared.weight": (config["vocab_size"], hidden)}
     for side, depth in depths.items():

@@ -23,7 +23,16 @@ from draftlab.files.atomic import atomic_path
 from draftlab.files.digests import sha256
 from draftlab.files.gguf_header import read_header
 from draftlab.files.scratch import scratch
-from draftlab.models.checkpoint import Array, Checkpoint, Shapes, expected_shapes, head_counts, head_dim, t5_depths
+from draftlab.models.checkpoint import (
+    HEAD,
+    Array,
+    Checkpoint,
+    Shapes,
+    expected_shapes,
+    head_counts,
+    head_dim,
+    t5_depths,
+)
 from draftlab.models.config import read_config, rope_of
 from draftlab.models.tokenizer import chat_templates
 from draftlab.models.trimmed import HEAD_TOKENS, TABLE_DIGEST, cut_vocabulary, table_path, widen
@@ -87,12 +96,15 @@ def export(
 def _export_folder(config: dict[str, Any], folder: Path, out: Path, weights: Weights, vocabulary: bool | Path) -> None:
     checkpoint = Checkpoint(folder, config)
     scale = _t5_output_scale(config)
+    head = HEAD if HEAD in checkpoint.shapes else "shared.weight"
 
     def pack(name: str, kind: Kind) -> Array:
-        if scale is not None and name == "lm_head.weight":
-            return np.asarray(gguf.quantize(checkpoint.read("shared.weight") * np.float32(scale), kind))
+        if scale is not None and name == HEAD:
+            return np.asarray(gguf.quantize(checkpoint.read(head) * np.float32(scale), kind))
         return np.asarray(gguf.quantize(_pair_rotary_rows(name, checkpoint.read(name), config), kind))
 
+    if HEAD in checkpoint.shapes:
+        config = config | {"tie_word_embeddings": False, "scale_decoder_outputs": scale is not None}
     _write(config, folder, out, weights, pack, vocabulary)
 
 
@@ -141,7 +153,7 @@ def _write(
     block, stored = gguf.GGML_QUANT_SIZES[quantization]
     least_bytes = sum(map(math.prod, shapes.values())) * stored // block
     if _t5_output_scale(config) is not None:
-        shapes["lm_head.weight"] = shapes["shared.weight"]
+        shapes[HEAD] = shapes["shared.weight"]
     kinds = {name: _stored_as(name, shape, quantization) for name, shape in shapes.items()}
     if quantization not in kinds.values():  # no row could be cut into blocks
         weights = "f16"
@@ -197,12 +209,12 @@ def _stored_as(name: str, shape: tuple[int, ...], quantization: Kind) -> Kind:
 
 
 def _t5_output_scale(config: dict[str, Any]) -> float | None:
-    """The factor of the copy of T5's embeddings that llama.cpp needs as its output layer; None where it needs no copy.
+    """The factor of T5's output layer in the file, which is a copy of the embeddings if it has none of its own; None: the layer is as in the folder.
 
-    transformers scales the hidden state before a tied output layer, llama.cpp does not.
+    transformers scales the hidden state before the output layer, by default if the config calls it tied; llama.cpp does not.
     """
-    is_tied = config["model_type"] == "t5" and config.get("tie_word_embeddings", True)
-    return config["d_model"] ** -0.5 if is_tied and config.get("scale_decoder_outputs", True) else None
+    is_scaled = config.get("scale_decoder_outputs", config.get("tie_word_embeddings", True))
+    return config["d_model"] ** -0.5 if config["model_type"] == "t5" and is_scaled else None
 
 
 def _pair_rotary_rows(name: str, tensor: Array, config: dict[str, Any]) -> Array:
