@@ -231,10 +231,16 @@ def test_sizes_that_are_no_sizes_are_one_line(tmp_path: Path) -> None:
         ("tokenizer.ggml.bos_token_id", 2**31, "its bos_token_id is 2147483648, but it has"),
         ("tokenizer.ggml.eos_token_id", [], "a valid integer"),
         ("tokenizer.ggml.model", "llama", "its tokenizer has no scores"),
+        ("tokenizer.ggml.pre", None, r"its tokenizer \(default\) is not one of"),
+        ("tokenizer.ggml.tokens", ["<s>"], "its tokenizer has 1 tokens, but its model 512"),
+        ("llama.rope.scaling.factor", 4.0, "scaled or partial rotary positions"),
+        ("llama.rope.scale_linear", 4.0, "scaled or partial rotary positions"),
+        ("llama.rope.scaling.attn_factor", 2.0, "scaled or partial rotary positions"),
+        ("llama.attention.causal", False, "llama with this attention"),
         ("tokenizer.chat_template", 1, "a valid string"),
     ],
 )
-def test_metadata_of_another_kind_is_one_line(
+def test_metadata_that_cannot_be_read_are_one_line(
     key: str, value: object, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file, parse = gguf_of(network("llama", True), tmp_path / "toy"), gguf_header._parse

@@ -204,10 +204,14 @@ def _check(header: Header) -> None:
     except KeyError as key:
         raise refuse(f"the header has no {key.args[0]}") from None
     heads, width = config["num_attention_heads"], config["head_dim"]
-    scaling = header.get("rope.scaling.type", "none")
-    if scaling != "none" or header.get("rope.dimension_count", width) != width or "rope_freqs.weight" in header.tensors:
+    # Without a type, llama.cpp scales linearly by a factor.
+    factor = header.get("rope.scaling.factor", header.get("rope.scale_linear", 1.0))
+    is_scaled = header.get("rope.scaling.type", "none" if factor in (0, 1) else "linear") != "none"
+    is_scaled = is_scaled or header.get("rope.scaling.attn_factor", 1.0) != 1 or "rope_freqs.weight" in header.tensors
+    if is_scaled or header.get("rope.dimension_count", width) != width:
         raise refuse(f"{header.architecture} with scaled or partial rotary positions cannot be read")
-    if header.get("attention.value_length", width) != width or header.get("attention.sliding_window"):
+    is_causal = header.get("attention.causal", True)
+    if header.get("attention.value_length", width) != width or header.get("attention.sliding_window") or not is_causal:
         raise refuse(f"{header.architecture} with this attention cannot be read")
     channels, inner, kv = config["hidden_size"], config["intermediate_size"], config["num_key_value_heads"]
     rows = {"attn_q": heads * width, "attn_k": kv * width, "attn_v": kv * width, "ffn_gate": inner, "ffn_up": inner}
@@ -227,7 +231,7 @@ def _check(header: Header) -> None:
             raise refuse(f"the packing of {name} (number {stored.packing}) cannot be read")
     if missing := sorted(wanted.keys() - header.tensors.keys() - {"output.weight"}):
         raise refuse(f"no tensor {missing[0]}")
-    kind, cut = header.metadata.get("tokenizer.ggml.model"), header.metadata.get("tokenizer.ggml.pre", "gpt-2")
+    kind, cut = header.metadata.get("tokenizer.ggml.model"), header.metadata.get("tokenizer.ggml.pre", "default")
     if kind not in ("llama", "gpt2") or (kind == "gpt2" and cut not in SPLITS):
         raise refuse(f"its tokenizer ({cut if kind == 'gpt2' else kind}) is not one of llama, {', '.join(SPLITS)}")
     if "tokenizer.ggml.eos_token_id" not in header.metadata:
@@ -235,7 +239,8 @@ def _check(header: Header) -> None:
     needed = ("tokens", "scores" if kind == "llama" else "merges")
     if absent := [name for name in needed if f"tokenizer.ggml.{name}" not in header.metadata]:
         raise refuse(f"its tokenizer has no {absent[0]}")
-    count = len(header.metadata["tokenizer.ggml.tokens"])
+    if (count := len(header.metadata["tokenizer.ggml.tokens"])) != config["vocab_size"]:
+        raise refuse(f"its tokenizer has {count} tokens, but its model {config['vocab_size']}")
     for name in ("token_type", "scores"):
         if len(header.metadata.get(f"tokenizer.ggml.{name}", range(count))) != count:
             raise refuse(f"its tokenizer has {count} tokens, but another number of {name}")
