@@ -166,6 +166,28 @@ def test_a_token_takes_the_space_beside_it_where_its_flags_say_so(trained):
         assert tokenizer.encode_prompt(text, "own") == [BOS, *want]
 
 
+@pytest.mark.parametrize("scheme", ["first", "always", "never"])
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_space_before_the_first_text_comes_before_no_other(scheme, nested, tmp_path):
+    """Newer files of Llama 2 and Mistral write a space before a text, but none after a special token within it."""
+    words = [*["<unk>", "<s>", "</s>", "▁", "hi", "▁hi", "USER:", "▁USER:"], *"USERhi:"]
+    vocabulary = {word: number for number, word in enumerate(dict.fromkeys(words))}
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
+    split = tokenizers.pre_tokenizers.Metaspace(prepend_scheme=scheme)
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([split]) if nested else split
+    backend.add_special_tokens(["<unk>", "<s>", "</s>"])
+    backend.encode_special_tokens = True
+    template = "{{ bos_token }}{% for message in messages %}USER: {{ message.content }}{{ eos_token }}{% endfor %}"
+    ours = Tokenizer(backend, (2,), chat_template=template)
+    folder = save(ours, tmp_path / "model")
+    theirs = AutoTokenizer.from_pretrained(folder)
+    messages = [{"role": "user", "content": "hi"}] * 2
+    expected = theirs.apply_chat_template(messages, tokenize=True, return_dict=False)
+    assert ours.encode_prompt(messages, "own") == expected
+    assert (vocabulary["▁USER:"] in expected) == (scheme == "always")
+    assert ours.encode_prompt("hi", "vicuna_short")[0] == vocabulary["USER:" if scheme == "never" else "▁USER:"]
+
+
 def test_token_ids_with_gaps_count_up_to_the_largest(trained):
     content = json.loads(trained.backend.to_str())
     content["model"]["vocab"]["far"] = 900

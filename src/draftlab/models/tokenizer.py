@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import re
@@ -70,11 +71,25 @@ class Tokenizer:
                 text = text.lstrip()
             if after and added[int(after[0])].lstrip:
                 text = text.rstrip()
-            ids += self.encode(text)
+            ids += list((self._inner if before else self.backend).encode(text, add_special_tokens=False).ids)
         begin, end = self._added()
         if begin == ids[: len(begin)]:  # the template wrote bos itself
             begin = []
         return [*begin, *ids, *end]
+
+    @functools.cached_property
+    def _inner(self) -> tokenizers.Tokenizer:
+        """The tokenizer of a text after a special token: one that writes a space only before the ``first`` text writes none there."""
+        content = json.loads(self.backend.to_str())
+        split = content["pre_tokenizer"] or {}
+        firsts = [each for each in (split, *split.get("pretokenizers", ())) if each.get("prepend_scheme") == "first"]
+        for each in firsts:
+            each["prepend_scheme"] = "never"
+        if not firsts:
+            return self.backend
+        inner = tokenizers.Tokenizer.from_str(json.dumps(content))
+        inner.encode_special_tokens = True
+        return inner
 
     def _added(self) -> tuple[list[int], list[int]]:
         """The special tokens that the model adds before a text, and those after it."""
