@@ -66,6 +66,9 @@ def test_broken_logits_choose_no_token_and_no_tokens_are_not_read(engine: str, t
     for read in (model.prefill, model.extend, model.greedy, model.guess):
         with pytest.raises(UserError, match="no tokens to read"):
             read([])
+    model.fill(1, 4)
+    with pytest.raises(UserError, match=r"logits.* hold NaN"):
+        model.probe(2)
     model.close()
 
 

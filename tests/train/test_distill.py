@@ -336,6 +336,22 @@ def test_coins_are_drawn_where_the_generator_is(results, monkeypatch, source):
     assert devices
 
 
+@pytest.mark.parametrize("source", sorted(sources.LIVE))
+def test_a_broken_target_labels_no_token(results, monkeypatch, source):
+    found = scene(results)
+    dict(found.target.named_parameters())["norm"].data[3] = np.nan
+    monkeypatch.setattr(sources, "_flip_coins", lambda count, generator: [False] * count)  # the draft writes
+    with pytest.raises(UserError, match=r"logits.* hold NaN"):
+        sources.SOURCES[source](found, range(4), torch.Generator().manual_seed(0))
+
+
+def test_a_broken_draft_proposes_no_token(results):
+    found = scene(results, target=False)
+    dict(found.draft.named_parameters())["norm"].data[3] = np.nan
+    with pytest.raises(UserError, match=r"logits.* hold NaN"):
+        tokens.token_counts(found.draft, found.recorded, 3)
+
+
 def test_mixed_tokens_come_from_both(results):
     found = scene(results)
     samples = sources.mix_token(found, list(range(48)), torch.Generator().manual_seed(0))

@@ -85,7 +85,7 @@ class TorchBackend:
 
     def probe(self, tokens: int) -> None:
         sequences, context = self._filled
-        self._run(self._batch, [[0] * tokens] * sequences).argmax(-1).cpu()
+        most_probable(self._run(self._batch, [[0] * tokens] * sequences)).cpu()
         self._batch.crop([context] * sequences)
 
     def clock(self) -> Callable[[], float]:

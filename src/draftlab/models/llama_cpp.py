@@ -214,7 +214,7 @@ class LlamaCpp:
         sequences, context = self._filled
         positions = [*range(context, context + tokens)] * sequences
         members = [(sequence,) for sequence in range(sequences) for _ in range(tokens)] if sequences > 1 else None
-        self.decode([0] * len(positions), positions, members, of_head=True).argmax(axis=-1)
+        argmax(self.decode([0] * len(positions), positions, members, of_head=True))
         lib.llama_memory_seq_rm(self._memory, -1, context, -1)
 
     def branch(self, sequence: int) -> None:

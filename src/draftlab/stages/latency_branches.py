@@ -69,6 +69,8 @@ def measure(target: LlamaCpp, settings: Settings) -> pd.DataFrame:
     import numpy as np
     import pandas as pd
 
+    from draftlab.models.backend import argmax
+
     rng, clock = np.random.default_rng(settings.seed), target.clock()
     target.trim(0)
     target.prefill(rng.integers(0, target.vocab_size, settings.context).tolist())
@@ -79,7 +81,7 @@ def measure(target: LlamaCpp, settings: Settings) -> pd.DataFrame:
             times = [clock()]
             for work in ("plain", "one", "all", "one", "plain"):
                 if work == "all":
-                    verify_branches(target, 0, branches).argmax(axis=-1)
+                    argmax(verify_branches(target, 0, branches))
                     target.drop_branches()
                 else:
                     target.greedy([0] if work == "plain" else [0, *branches[0]])

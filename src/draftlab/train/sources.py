@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
+from draftlab.core.sampling import most_probable
 from draftlab.engine.generate import Observer, generate
 from draftlab.engine.recording import TargetPass, on_head
 from draftlab.errors import UserError
@@ -112,7 +113,7 @@ def mix_token(scene: Scene, requests: Sequence[int], generator: Generator) -> Sa
     seen: dict[tuple[int, int], list[Tensor]] = {}
 
     def keep(rows: list[int], position: int, logits: Tensor, tokens: Tensor) -> None:
-        labels = torch.where(mixture.coins, tokens, mixture.target_logits.argmax(-1))
+        labels = torch.where(mixture.coins, tokens, most_probable(mixture.target_logits))
         for row, *logits_and_label in zip(rows, mixture.target_logits, labels, strict=True):
             seen[row, position] = logits_and_label
 
@@ -175,7 +176,7 @@ def _score(scene: Scene, prompts: list[list[int]], answers: list[list[int]]) -> 
         logits = target.answer_logits([prompts[p] for p in batch], [answers[p] for p in batch])
         logits_of |= dict(zip(batch, torch.split(logits.float(), [len(answers[p]) for p in batch]), strict=True))
     distributions = torch.cat([logits_of[place] for place in range(len(answers))])
-    labels = distributions.argmax(-1)
+    labels = most_probable(distributions)
     return Samples(prompts, answers, _on_head(scene, distributions), labels, sum(map(len, answers)))
 
 

@@ -12,6 +12,7 @@ import pandas as pd
 import torch
 from jaxtyping import Bool, Int
 
+from draftlab.core.sampling import most_probable
 from draftlab.engine.answers import Answer
 from draftlab.engine.recording import TargetPass, load_pass
 from draftlab.engine.replay import Agreement, walk
@@ -38,7 +39,7 @@ class Proposals:
 def propose(draft: LanguageModel, records: Sequence[Answer], draft_len: int) -> Proposals:
     """Draft greedily at every position of recorded answers; blocks of ``draft_len`` visit some of them."""
     logits = draft.answer_logits([r.prompt_ids for r in records], [r.answer_ids for r in records])
-    drafted = logits.argmax(-1).cpu().numpy()
+    drafted = most_probable(logits).cpu().numpy()
     written = np.array([token for record in records for token in record.answer_ids])
     lengths = [len(record.answer_ids) for record in records]
     flags = (drafted == written).astype(float)
