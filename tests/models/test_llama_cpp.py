@@ -55,7 +55,7 @@ def test_gpus_are_named_as_llama_cpp_names_them(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(("gpu_layers", "flash", "cache"), [(0, 0, 0), (1, 1, 1)])
-def test_flash_attention_and_a_half_precision_cache_are_for_gpus(gpu_layers, flash, cache, monkeypatch):
+def test_flash_attention_a_half_precision_cache_and_gpu_work_are_for_gpus(gpu_layers, flash, cache, monkeypatch):
     """What a context is opened with; llama.cpp's own names for off, on, float32 and float16."""
     opened = []
     monkeypatch.setattr(llama_cpp.lib, "llama_model_has_encoder", lambda model: False)
@@ -63,3 +63,4 @@ def test_flash_attention_and_a_half_precision_cache_are_for_gpus(gpu_layers, fla
     with pytest.raises(UserError, match="cannot open a context"):
         llama_cpp._open_context(None, EngineOptions(gpu_layers=gpu_layers))
     assert (opened[0].flash_attn_type, opened[0].type_k, opened[0].type_v) == (flash, cache, cache)
+    assert opened[0].op_offload == opened[0].offload_kqv == bool(gpu_layers)

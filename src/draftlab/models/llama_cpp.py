@@ -326,6 +326,8 @@ def _open_context(model: Any, settings: EngineOptions) -> Any:
     on_gpu = bool(settings.gpu_layers)
     parameters.flash_attn_type = (lib.LLAMA_FLASH_ATTN_TYPE_DISABLED, lib.LLAMA_FLASH_ATTN_TYPE_ENABLED)[on_gpu]
     parameters.type_k = parameters.type_v = (lib.GGML_TYPE_F32, lib.GGML_TYPE_F16)[on_gpu]
+    # Without layers on a GPU, llama.cpp would still let one compute large batches.
+    parameters.op_offload = parameters.offload_kqv = on_gpu
     parameters.no_perf = True
     context = lib.llama_init_from_model(model, parameters)
     if not context:
