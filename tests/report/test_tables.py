@@ -133,6 +133,13 @@ def test_three_formats(tmp_path):
     assert number in latex
 
 
+@pytest.mark.parametrize("name", ["osd_latency_alpha", "osd_online"])
+def test_all_rows_together_are_a_row_where_a_finding_pools_what_the_table_prints(name, tmp_path):
+    """A pooled speed-up over the acceptances that were set means nothing; the finding pools another measure."""
+    tables.write(name, tidy.derive(name, TABLES[name]()), "smoke", tmp_path / "t")
+    assert ("all together" in (tmp_path / "t.md").read_text()) == (name == "osd_online")
+
+
 def test_numbers_rise_and_words_stay_as_they_came():
     rows = pd.concat(
         [_rows(0.3).assign(k=k, dataset=name) for name, k in (("b", 10.0), ("a", 2.0), ("b", 0.5), ("a", 0.123456))]

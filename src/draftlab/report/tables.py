@@ -85,9 +85,11 @@ def write(
 
 
 def _is_pooled(experiment: str, table: pd.DataFrame, layout: Layout) -> bool:
-    """Whether a finding of the experiment pools all rows of its printed table."""
-    several = tidy.resampled_column(table) is not None and len(table[list(layout.rows)].drop_duplicates()) > 1
-    findings = tidy.plan_of(experiment).finding if several else []
+    """Whether a finding of the experiment pools all rows of its printed table, in the measure that the table prints."""
+    plan, several = tidy.plan_of(experiment), len(table[list(layout.rows)].drop_duplicates()) > 1
+    if tidy.resampled_column(table) is None or not several:
+        return False
+    findings = [finding for finding in plan.finding if plan.measure(finding.measure) == plan.measure()]
     return any(not finding.apart and not {*finding.left, *finding.best} & {*layout.rows} for finding in findings)
 
 
