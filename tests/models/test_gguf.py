@@ -338,6 +338,7 @@ BROKEN = {
     "not a tokenizer": lambda folder: (folder / "tokenizer.json").write_text("{}"),
     "architecture 'gpt2'": lambda folder: edit_config(folder, model_type="gpt2"),
     "rope type": lambda folder: edit_config(folder, rope_parameters={"rope_type": "llama3", "rope_theta": 1e4}),
+    "is_causal": lambda folder: edit_config(folder, is_causal=False),
     "Field required": lambda folder: (folder / "config.json").write_text('{"model_type": "llama"}'),
     "3 key-value heads": lambda folder: edit_config(folder, num_key_value_heads=3),
     "eos_token_id is 320": lambda folder: edit_config(folder, eos_token_id=[320]),

@@ -158,6 +158,14 @@ def test_a_state_that_cannot_be_cropped_is_refused(tmp_path: Path, kind: Any, si
         load_model(tmp_path / "model")
 
 
+@pytest.mark.parametrize("kind", [transformers.LlamaConfig, transformers.Qwen3Config])
+def test_attention_that_is_not_causal_is_refused(tmp_path: Path, kind: Any) -> None:
+    config = kind(**SIZES, **WIDTHS, intermediate_size=32, num_key_value_heads=1, is_causal=False)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
+    with pytest.raises(UserError, match="sees the tokens after a position"):
+        load_model(tmp_path / "model")
+
+
 def test_positions_that_the_model_counts_itself_need_rows_of_one_length(tmp_path: Path) -> None:
     sizes = {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
     config = transformers.BartConfig(vocab_size=60, d_model=16, encoder_ffn_dim=32, decoder_ffn_dim=32, **sizes)

@@ -99,6 +99,7 @@ def _llama_shapes(config: dict[str, Any], folder: Path) -> Shapes:
         "attention_bias": config.get("attention_bias", False),
         "mlp_bias": config.get("mlp_bias", False),
         "use_sliding_window": config.get("use_sliding_window", False),
+        "is_causal": not config.get("is_causal", True),
         "rope type": rope.get("rope_type", rope.get("type", "default")) != "default",
     }
     if refused := [name for name, is_set in unsupported.items() if is_set]:

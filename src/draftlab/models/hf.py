@@ -277,6 +277,10 @@ def load(folder: Path | str, dtype: torch.dtype = torch.float32, device: torch.d
         with torch.inference_mode():
             model.answer_logits([[0, 0]], [[0]])
             model.prefill([[0, 0]], 1)
+            first, other = (model.answer_logits([[0]], [[token, 0]])[0] for token in (0, vocab_size - 1))
+            if not torch.allclose(first, other, rtol=1e-3, atol=1e-3, equal_nan=True):
+                what = f"{config.model_type} with this config sees the tokens after a position, too"
+                raise UserError(what, remedy="use a model with causal attention")
     except UserError as error:
         raise UserError(error.what, file=folder, remedy=error.remedy) from None
     except Exception as error:  # a config may ask for anything

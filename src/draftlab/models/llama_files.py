@@ -25,6 +25,7 @@ def can_read(config: Mapping[str, Any]) -> bool:
     return (
         config.get("model_type") in ("llama", "qwen2")
         and config.get("architectures") in (["LlamaForCausalLM"], ["Qwen2ForCausalLM"])
+        and config.get("is_causal", True)
         and not config.get("use_sliding_window")
         and all(rope.get("rope_type", rope.get("type", "default")) == "default" for rope in ropes)
         and config.get("hidden_act", "silu") == "silu"
