@@ -170,6 +170,23 @@ def test_a_widened_draft_computes_the_same_and_proposes_no_other_token(
         widen(models["target"], tmp_path / "again")
 
 
+@pytest.mark.parametrize("weights", ["f32", "f16", "q8_0", "q4_0"])
+def test_a_widened_draft_proposes_no_other_token_where_its_states_are_large(
+    tmp_path: Path, weights: gguf.Weights
+) -> None:
+    config = LlamaConfig(320, 96, 64, 1, 3, 3, 64, tie_word_embeddings=False, rms_norm_eps=1e-6)
+    model = Llama(config).initialise(torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        model.embed.mul_(20_000)  # the last norm divides by about 400
+    trim_head(model, KEPT).save(tmp_path / "draft")
+    widen(tmp_path / "draft", tmp_path / "wide")
+    export(tmp_path / "wide", tmp_path / "wide.gguf", weights, vocabulary=False)
+    with LlamaCpp(tmp_path / "wide.gguf") as engine:
+        theirs = engine.extend(TOKENS).copy()
+    for logits in (logits_of(tmp_path / "wide"), theirs):
+        assert (logits[:, OTHERS] < -50).all()
+
+
 def test_a_folder_that_is_no_model_is_not_replaced(models: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "mine.txt").touch()
     with pytest.raises(UserError, match=r"it holds mine\.txt, which would be lost"):

@@ -97,8 +97,9 @@ def widen(model: Path, out: Path) -> None:
     """
     # Some channels are added to the W of the model: whole blocks of quantized rows, and a multiple of the number of heads, as transformers
     # demands. One of them has the same value c for every token, and no layer reads or writes it. After the last norm it is 100 c / rms > 0 (rms
-    # of the other channels), and a token outside the head has the logit -100 times that. A norm over W' channels equals the norm over W if its
-    # weights are multiplied by sqrt(W / W') and its epsilon is reduced by c^2 / W; c^2 = W epsilon / 2 leaves half of epsilon.
+    # of the other channels, which may be large), and a token outside the head has the logit -30,000 times that; float16 can hold that factor. A
+    # norm over W' channels equals the norm over W if its weights are multiplied by sqrt(W / W') and its epsilon is reduced by c^2 / W;
+    # c^2 = W epsilon / 2 leaves half of epsilon.
     check_replaceable(out, ours := lambda names: not names or "config.json" in names)
     config, tensors = _read(model)
     kept, width = tensors.pop(HEAD_TOKENS), config["hidden_size"]
@@ -118,7 +119,7 @@ def widen(model: Path, out: Path) -> None:
     widened[EMBED][:, width] = math.sqrt(width * epsilon / 2)
     widened[NORM][width] = 100.0
     head = np.zeros((config["vocab_size"], wide), dtype=np.float32)
-    head[:, width] = -100.0
+    head[:, width] = -30_000.0
     head[kept] = widened[HEAD]
     changed = {
         "hidden_size": wide,
