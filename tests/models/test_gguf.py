@@ -368,6 +368,33 @@ def test_a_token_that_old_files_call_none_is_none(tmp_path: Path) -> None:
     assert "tokenizer.ggml.eos_token_id" in fields
 
 
+@pytest.mark.parametrize(
+    ("own", "generation", "ends"),
+    [(2, None, (2,)), ([5, 2], None, (5, 2)), (2, [7, 2, 9], (2, 7, 9)), (4, [7, 2], (7, 2)), (2, 7, (7,))],
+)
+def test_all_tokens_that_end_an_answer_go_along(
+    tmp_path: Path, own: Any, generation: Any, ends: tuple[int, ...]
+) -> None:
+    folder = toy(tmp_path / "toy", eos_token_id=own)
+    if generation:
+        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": generation}))
+    export(folder, tmp_path / "toy.gguf")
+    found = load_tokenizer(tmp_path / "toy.gguf").eos_ids
+    assert found == ends
+    assert set(found) == set(load_tokenizer(folder).eos_ids)
+    with LlamaCpp(tmp_path / "toy.gguf") as model:
+        vocabulary = lib.llama_model_get_vocab(model._model)
+        assert all(lib.llama_vocab_is_eog(vocabulary, token) for token in ends)
+        assert model.eos == ends[0]
+
+
+def test_more_ends_than_a_file_can_name_are_refused_with_a_vocabulary(tmp_path: Path) -> None:
+    folder = toy(tmp_path / "toy", eos_token_id=[2, 5, 7, 9])
+    with pytest.raises(UserError, match="4 tokens end an answer, but a GGUF file can name 3"):
+        export(folder, tmp_path / "toy.gguf")
+    export(folder, tmp_path / "toy.gguf", vocabulary=False)
+
+
 @pytest.mark.parametrize("weights", ["q8_0", "q4_0"])
 def test_rows_that_blocks_do_not_fill_are_stored_in_16_bits(tmp_path: Path, weights: Any) -> None:
     folder = toy(tmp_path / "toy", intermediate_size=72)

@@ -45,7 +45,9 @@ KINDS: dict[str, Any] = {
     **dict.fromkeys((f"tokenizer.ggml.{name}" for name in ("tokens", "merges")), list[str]),
     "tokenizer.ggml.token_type": list[int],
     "tokenizer.ggml.scores": list[float],
-    **dict.fromkeys((f"tokenizer.ggml.{name}_token_id" for name in ("bos", "eos", "eot", "unknown", "padding")), Id),
+    **dict.fromkeys(
+        (f"tokenizer.ggml.{name}_token_id" for name in ("bos", "eos", "eot", "eom", "unknown", "padding")), Id
+    ),
     **dict.fromkeys((f"tokenizer.ggml.{name}" for name in ("add_bos_token", "add_space_prefix")), bool),
     **dict.fromkeys(("tokenizer.chat_template", "tokenizer.chat_template.tool_use"), str),
 }
@@ -244,7 +246,7 @@ def _check(header: Header) -> None:
     for name in ("token_type", "scores"):
         if len(header.metadata.get(f"tokenizer.ggml.{name}", range(count))) != count:
             raise refuse(f"its tokenizer has {count} tokens, but another number of {name}")
-    for name in ("bos", "eos", "eot", "unknown"):
+    for name in ("bos", "eos", "eot", "eom", "unknown"):
         token = header.metadata.get(f"tokenizer.ggml.{name}_token_id", 0)
         if token >= count:
             raise refuse(f"its {name}_token_id is {token}, but it has {count} tokens")

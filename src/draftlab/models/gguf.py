@@ -33,7 +33,7 @@ from draftlab.models.checkpoint import (
     head_dim,
     t5_depths,
 )
-from draftlab.models.config import read_config, rope_of
+from draftlab.models.config import read_config, read_eos_ids, rope_of
 from draftlab.models.tokenizer import chat_templates
 from draftlab.models.trimmed import HEAD_TOKENS, TABLE_DIGEST, cut_vocabulary, table_path, widen
 
@@ -265,6 +265,8 @@ def _add_t5_fields(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
 
 SPACE = "▁"
 """A space in SentencePiece's pieces."""
+ENDS = ("eos", "eot", "eom")
+"""The keys of tokens that end an answer: all end it in llama.cpp."""
 BYTE = re.compile("<0x[0-9A-F]{2}>")
 """A piece that is one byte."""
 TYPES: dict[type, gguf.GGUFValueType] = {
@@ -289,9 +291,12 @@ def _copy_vocabulary(writer: gguf.GGUFWriter, file: Path, size: int) -> None:
 def _add_vocabulary(writer: gguf.GGUFWriter, folder: Path, config: dict[str, Any], with_text: bool) -> None:
     path, size = folder / "tokenizer.json", config["vocab_size"]
     tokenizer = _read_tokenizer(path) if with_text or path.exists() else None
-    for name, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
-        token = config.get(f"{name}_token_id")
-        token = token[0] if isinstance(token, list) else token
+    ends = _end_tokens(config, folder)
+    if with_text and len(ends) > len(ENDS):
+        what = f"{len(ends)} tokens end an answer, but a GGUF file can name {len(ENDS)}"
+        raise UserError(what, file=folder, remedy="name fewer as eos_token_id, or export without a vocabulary")
+    tokens = [("bos", "bos", config.get("bos_token_id")), ("pad", "padding", config.get("pad_token_id"))]
+    for name, key, token in [*tokens, *(("eos", key, token) for key, token in zip(ENDS, ends, strict=False))]:
         if token in (None, -1):  # -1: none, in old files
             continue
         if not 0 <= token < size:
@@ -343,6 +348,16 @@ def _add_vocabulary(writer: gguf.GGUFWriter, folder: Path, config: dict[str, Any
         writer.add_chat_template([{"name": name, "template": template} for name, template in named.items()])
     elif default:
         writer.add_chat_template(default)
+
+
+def _end_tokens(config: dict[str, Any], folder: Path) -> list[int]:
+    """The tokens that end an answer, as ``read_eos_ids`` has them; that of ``config`` comes first."""
+    own = config.get("eos_token_id")
+    known = [token for token in (own if isinstance(own, list) else [own]) if token not in (None, -1)]
+    if not known or not (folder / "generation_config.json").is_file():
+        return known
+    ends = read_eos_ids(folder)
+    return sorted(ends, key=lambda token: token not in known[:1])
 
 
 def vocabulary_digest(tokenizer: Tokenizer) -> str:

@@ -70,9 +70,9 @@ def config_of(header: Header) -> LlamaConfig:
     from draftlab.models.llama import LlamaConfig
 
     ids: dict[str, Any] = {
-        name: header.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "padding", "eos", "eot")
+        name: header.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "padding", "eos", "eot", "eom")
     }
-    ends = list(dict.fromkeys(ids[name] for name in ("eos", "eot") if ids[name] is not None))
+    ends = list(dict.fromkeys(ids[name] for name in ("eos", "eot", "eom") if ids[name] is not None))
     return LlamaConfig(
         **header.shape,
         bos_token_id=ids["bos"],
