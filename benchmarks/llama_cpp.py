@@ -230,7 +230,11 @@ def _run_tool(command: list[str], tokens: int, given: bool, text: str, draft_len
 
 def _assisted(target: Path, draft: Path, eos_ids: Collection[int]) -> Callable[[list[int], int, int], Run]:
     """Assisted generation in transformers, which does not report how many tokens it accepted."""
+    from transformers import GenerationConfig
+
     network, assistant = (hf.load(folder).network for folder in (target, draft))
+    for each in (network, assistant):
+        each.generation_config = GenerationConfig()  # the model's own may have a penalty for repetition
     settings = assistant.generation_config
     settings.num_assistant_tokens_schedule, settings.assistant_confidence_threshold = "constant", 0.0
 

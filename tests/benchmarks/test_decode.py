@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
 import benchmarks
-from benchmarks.decode import DecodeBench, bench, main, table
+from benchmarks.decode import DecodeBench, _contenders, bench, main, table
+from benchmarks.llama_cpp import _assisted
 from draftlab.errors import UserError
 from draftlab.models import load_tokenizer
 from draftlab.models.llama import Llama, LlamaConfig, load
@@ -36,6 +39,18 @@ def test_every_contender_says_what_the_target_says(shared: Path) -> None:
     lines = table(frame).splitlines()
     assert len(lines) == 13
     assert "noise" in lines[6]
+
+
+def test_settings_of_the_models_generation_change_no_text_and_no_work(shared: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(shared / "models/stories260K/hf", tmp_path / "model")
+    prompts, limits = [[1, 403, 407]], DecodeBench(max_new_tokens=8)
+    expected = _contenders([folder] * 2, prompts, [2], limits)["plain"]()
+    never = {"suppress_tokens": expected[0][:2], "repetition_penalty": 5.0, "eos_token_id": 2}
+    (folder / "generation_config.json").write_text(json.dumps(never))
+    contenders = _contenders([folder] * 2, prompts, [2], limits)
+    for name in ("transformers", "transformers assisted"):
+        assert contenders[name]() == expected, name
+    assert _assisted(folder, folder, expected[0][:1])(prompts[0], 3, 8).tokens == 1
 
 
 def small(folder: Path, layers: int, tokens: int) -> Path:
