@@ -19,6 +19,7 @@ from draftlab.engine.replay import replay
 from draftlab.errors import UserError
 from draftlab.files.json_files import read_json
 from draftlab.models import load_model, load_tokenizer
+from draftlab.models.tokenizer import train_tokenizer
 from draftlab.stages import STAGES
 from draftlab.stages._stage import Bench
 from draftlab.train import folders, heads, learning, offline, replay_log, sources, tokens, training
@@ -684,6 +685,17 @@ def test_the_token_view_spells_the_answer_and_counts_as_replay_does(results, tmp
         gains.append(counted.accepted)
     gain = gains[1] - gains[0]
     assert gain[place] == np.sort(gain)[len(gain) // 2] > 0, "the typical request, and it gains"
+
+
+def test_the_token_view_shows_a_character_of_several_tokens_with_its_last():
+    tokenizer = train_tokenizer(["plain words"] * 5, 262)
+    written = np.array(tokenizer.encode("a é日 😀"))
+    drafted = np.where(np.arange(len(written)) % 2, written, tokenizer.encode("x"))
+    proposals = tokens.Proposals(drafted, written, np.ones(len(written), bool), [len(written)])
+    rows = tokens._kinds(proposals, tokenizer)
+    assert "".join(row["token"] for row in rows if row["kind"] != "rejected") == "a é日 😀"
+    assert {row["token"] for row in rows if row["kind"] != "rejected"} >= {"é", "日", "😀"}
+    assert sum(row["kind"] == "rejected" for row in rows) == (drafted != written).sum()
 
 
 def test_a_length_or_threshold_that_is_named_twice_is_replayed_once():

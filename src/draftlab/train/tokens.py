@@ -19,6 +19,9 @@ from draftlab.engine.replay import Agreement, walk
 from draftlab.files.json_files import write_json
 from draftlab.models import LanguageModel, Tokenizer, load_model, load_tokenizer
 
+PART = "\ufffd"
+"""What a tokenizer writes for the first bytes of a character."""
+
 
 @dataclass(frozen=True)
 class Proposals:
@@ -91,15 +94,23 @@ def token_view(
 
 
 def _kinds(proposals: Proposals, tokenizer: Tokenizer) -> list[dict[str, str]]:
-    """The tokens of one answer in reading order; a rejected token comes before the token that the target wrote instead."""
-    rows = []
+    """The tokens of one answer in reading order; a rejected token comes before the token that the target wrote instead.
+
+    A character of several tokens is shown with its last one.
+    """
+    rows, begin = [], 0
     positions = zip(proposals.drafted, proposals.written, proposals.visited, strict=True)
     for place, (drafted, written, visited) in enumerate(positions):
         kinds = [("accepted", drafted)] if drafted == written else [("rejected", drafted), ("target", written)]
         before = proposals.written[:place].tolist()
-        begin = len(tokenizer.decode(before))  # decoded alone, a token loses the space before it in some tokenizers
         for kind, token in kinds if visited else [("target", written)]:
-            rows.append({"token": tokenizer.decode([*before, int(token)])[begin:], "kind": kind})
+            text = tokenizer.decode(
+                [*before, int(token)]
+            )  # decoded alone, a token loses the space before it in some tokenizers
+            if kind != "rejected" and place + 1 < len(proposals.written):
+                text = text.rstrip(PART)
+            rows.append({"token": text[begin:], "kind": kind})
+        begin = len(text)
     return rows
 
 
