@@ -104,9 +104,8 @@ def _kinds(proposals: Proposals, tokenizer: Tokenizer) -> list[dict[str, str]]:
         kinds = [("accepted", drafted)] if drafted == written else [("rejected", drafted), ("target", written)]
         before = proposals.written[:place].tolist()
         for kind, token in kinds if visited else [("target", written)]:
-            text = tokenizer.decode(
-                [*before, int(token)]
-            )  # decoded alone, a token loses the space before it in some tokenizers
+            # Decoded alone, a token loses the space before it in some tokenizers.
+            text = tokenizer.decode([*before, int(token)])
             if kind != "rejected" and place + 1 < len(proposals.written):
                 text = text.rstrip(PART)
             rows.append({"token": text[begin:], "kind": kind})
