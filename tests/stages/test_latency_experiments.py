@@ -416,6 +416,9 @@ def test_times_of_requests_are_predicted_from_probed_costs(tmp_path: Path) -> No
     np.testing.assert_allclose(rows["predicted_steps"] * 0.010, rows["seconds"])
     drafted, steps = (rows.groupby("contender")[name].sum() for name in ("drafted", "steps"))
     assert drafted["released"] == steps["released"] > steps["lookup_first"] > 0 == steps["lookup"] < drafted["lookup"]
+    assert latency_requests.read_costs(tmp_path / "costs.csv", 20, verified=4) == costs
+    with pytest.raises(UserError, match="costs of verifying up to 4 tokens, but the target verifies up to 5"):
+        latency_requests.read_costs(tmp_path / "costs.csv", 20, verified=5)
     pd.concat(probes).to_csv(tmp_path / "costs.csv", index=False)
     with pytest.raises(UserError, match="no costs of the distilled draft"):
         latency_requests.read_costs(tmp_path / "costs.csv", 20)

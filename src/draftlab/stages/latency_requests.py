@@ -198,7 +198,8 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
                 joined = FIRST if draft is drafts[-1] else f"{FIRST}_{name}"
                 for ending, min_prob in least.items():
                     contenders[joined + ending] = LookupBackend(draft, joined=True), length, min_prob
-        costs = read_costs(inputs.costs, longest, [*inputs.drafts]) if inputs.costs else {}
+        verified = max(settings.draft_len + 1, LONGEST if settings.adaptive else 0)
+        costs = read_costs(inputs.costs, longest, [*inputs.drafts], verified) if inputs.costs else {}
         probes = Probes(target, drafts[-1], settings) if settings.probe_every else None
         rows = measure(target, contenders, requests, settings, costs, probes)
         same = settings.model_dump(include={"dataset", "draft_len", "temperature"})
@@ -312,10 +313,11 @@ def predict(written: Generation, steps: int, costs: CostModel) -> float:
     return sum(costs.verify(block.drafted + 1) for block in written.blocks) + costs.cost_ratio * steps
 
 
-def read_costs(table: Path, context: int, drafts: Collection[str] = ()) -> dict[str, CostModel]:
+def read_costs(table: Path, context: int, drafts: Collection[str] = (), verified: int = 1) -> dict[str, CostModel]:
     """The costs of each draft in a table of ``latency_cost`` with a column ``draft``, at batch 1 and the context that is nearest.
 
-    The distilled draft must be among them, and each of ``drafts`` but the undistilled one, which is as large as the distilled one.
+    The distilled draft must be among them, and each of ``drafts`` but the undistilled one, which is as large as the distilled one. They must
+    reach to ``verified`` tokens in one call of the target.
     """
     from draftlab.files.tables import read_table
     from draftlab.latency.cost import cost_model
@@ -329,6 +331,9 @@ def read_costs(table: Path, context: int, drafts: Collection[str] = ()) -> dict[
     if absent := [name for name in (DISTILLED, *drafts) if name != BEFORE and name not in known]:
         remedy = f"give it an axis draft, one value of which is {absent[0]}, and measure batch 1"
         raise UserError(f"no costs of the {absent[0]} draft", file=table, remedy=remedy)
+    if (most := rows.groupby("draft")["verified"].max().min()) < verified:
+        what = f"costs of verifying up to {most} tokens, but the target verifies up to {verified}"
+        raise UserError(what, file=table, remedy=f"add {verified} to verified, and measure again")
     return {str(name): cost_model(of_draft) for name, of_draft in rows.groupby("draft")}
 
 
