@@ -247,6 +247,21 @@ def test_the_tokens_that_a_template_knows_are_those_of_the_folder(trained, tmp_p
     assert load_tokenizer(folder).eos_token == tokenizer.eos_token
 
 
+@pytest.mark.parametrize("config", [{}, {"bos_token": None}, {"bos_token": "<pad>", "eos_token": "<pad>"}])
+def test_special_tokens_may_be_in_an_older_file_which_prevails(trained, tmp_path, config):
+    folder = save(trained, tmp_path / "model")
+    template = {"chat_template": "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}"}
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(template | {"tokenizer_class": "PreTrainedTokenizerFast"} | config)
+    )
+    (folder / "special_tokens_map.json").write_text(json.dumps({"bos_token": {"content": "<s>"}, "eos_token": "</s>"}))
+    ours, theirs = load_tokenizer(folder), AutoTokenizer.from_pretrained(folder)
+    assert (ours.bos_token, ours.eos_token) == (theirs.bos_token, theirs.eos_token) == ("<s>", "</s>")
+    assert ours.encode_prompt("hi", "own") == theirs.apply_chat_template(
+        [{"role": "user", "content": "hi"}], tokenize=True, return_dict=False
+    )
+
+
 def test_a_request_with_tools_has_a_template_of_its_own(trained, tmp_path):
     folder = save(trained, tmp_path / "model")
     templates = {"default": "{{ messages[0].content }}", "tool_use": "{{ tools[0].name }}: {{ messages[0].content }}"}

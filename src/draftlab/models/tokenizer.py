@@ -149,9 +149,11 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
 
 
 def chat_templates(folder: Path) -> dict[str, Any]:
-    """The fields of ``Tokenizer`` that tokenizer_config.json has, or files of templates beside it."""
-    file = folder / "tokenizer_config.json"
-    config = read_object(file) if file.is_file() else {}
+    """The fields of ``Tokenizer`` that tokenizer_config.json has, or files beside it: templates, and special_tokens_map.json, which prevails."""
+    config, special = (
+        read_object(file) if (file := folder / name).is_file() else {}
+        for name in ("tokenizer_config.json", "special_tokens_map.json")
+    )
     templates: Any = config.get("chat_template")
     if isinstance(templates, list):  # by name
         named = [each for each in templates if isinstance(each, dict)]
@@ -162,8 +164,8 @@ def chat_templates(folder: Path) -> dict[str, Any]:
         if (folder / beside).is_file():
             templates[name] = read_text(folder / beside)
     found = {"chat_template": templates.get("default"), "tool_template": templates.get("tool_use")}
-    if config:
-        tokens = {name: config.get(name) for name in ("bos_token", "eos_token")}
+    if config or special:
+        tokens = {name: special.get(name) or config.get(name) for name in ("bos_token", "eos_token")}
         texts = {name: token.get("content") if isinstance(token, dict) else token for name, token in tokens.items()}
         found |= {name: text or "" for name, text in texts.items()}
     return {name: text for name, text in found.items() if isinstance(text, str)}

@@ -26,7 +26,7 @@ from draftlab.files.weights import weight_files
 from draftlab.models.config import TOOL_TEMPLATE, copy_files, read_config
 
 BESIDE = (
-    *("README.md", "tokenizer.json", "tokenizer_config.json", "generation_config.json"),
+    *("README.md", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json"),
     *("chat_template.jinja", TOOL_TEMPLATE),
 )
 """Files of a draft that stay as they are when its head is widened."""
