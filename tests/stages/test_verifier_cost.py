@@ -88,6 +88,11 @@ def test_a_gpu_that_is_not_there_is_an_error(tmp_path: Path) -> None:
         bench(Settings(device="cuda"))
 
 
+def test_large_batches_without_truncation_alone_are_refused() -> None:
+    with pytest.raises(UserError, match="of no truncation, only a batch of 1 is measured"):
+        measure(Settings(vocabs=[50], batches=[8], filters=["no truncation"]))
+
+
 @pytest.mark.slow
 def test_costs_stay_within_three_times_the_promise() -> None:
     """Promised: optimum and K-SEQ 0.2 ms, direct truncated program 0.3, with HiGHS 1.5, cheap schemes in a batch 0.02."""

@@ -147,11 +147,13 @@ def measure(settings: Settings) -> pd.DataFrame:
 
     if settings.device == "cuda" and not torch.cuda.is_available():
         raise UserError("no GPU for device cuda", remedy="use device cpu, or a machine with a GPU")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     sizes = itertools.product(settings.vocabs, settings.filters, settings.num_drafts, settings.batches)
     # A batch without truncation takes gigabytes at 128k tokens, and nobody serves that.
-    cells = [cell for cell in sizes if cell[3] == 1 or cell[1] != UNCUT]
+    if not (cells := [cell for cell in sizes if cell[3] == 1 or cell[1] != UNCUT]):
+        what = f"nothing to measure: of {UNCUT}, only a batch of 1 is measured"
+        raise UserError(what, remedy="add 1 to batches, or another filter")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     try:
         with torch.inference_mode():
             return pd.concat([_cell(*cell, settings) for cell in cells], ignore_index=True)
