@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 from safetensors.torch import save_file as save_torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from draftlab.errors import UserError
 from draftlab.files.gguf_header import read_header
@@ -230,6 +230,19 @@ def test_text_is_tokenized_as_by_the_tokenizer(tmp_path: Path) -> None:
             assert list(buffer[:count]) == tokenizer.encode(text).ids, text
 
 
+def test_a_token_that_begins_texts_is_written_though_the_config_names_none(tmp_path: Path) -> None:
+    folder = toy(tmp_path / "toy", bos_token_id=None)
+    train_tokenizer(["some text"] * 5, 300).save(folder)
+    export(folder, tmp_path / "toy.gguf")
+    own, found = load_tokenizer(folder), load_tokenizer(tmp_path / "toy.gguf")
+    assert found.encode_prompt("text", "plain") == own.encode_prompt("text", "plain")
+    assert found.bos_token == "<s>"
+    with LlamaCpp(tmp_path / "toy.gguf") as model:
+        vocabulary, buffer = lib.llama_model_get_vocab(model._model), (ctypes.c_int32 * 64)()
+        count = lib.llama_tokenize(vocabulary, b"text", 4, buffer, 64, True, False)
+    assert list(buffer[:count]) == own.encode_prompt("text", "plain")
+
+
 @pytest.mark.parametrize("is_old", [False, True])
 def test_text_is_tokenized_as_by_sentencepiece(tmp_path: Path, is_old: bool) -> None:
     """A tokenizer as Llama and Vicuna have it. Newer files put no space before a text that begins with one; llama.cpp does."""
@@ -317,6 +330,19 @@ def more_tokens(folder: Path) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
 
 
+def token_with_its_space(folder: Path) -> None:
+    tokenizer = byte_level()
+    tokenizer.add_tokens([AddedToken("<t>", rstrip=True, special=False)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    write_toy(folder, vocab_size=tokenizer.get_vocab_size())
+
+
+def dropout(folder: Path) -> None:
+    content = json.loads(byte_level().to_str())
+    content["model"]["dropout"] = 0.1
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+
+
 def other_tokenizer(folder: Path) -> None:
     tokenizer = byte_level()
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -334,6 +360,8 @@ def another_head(tensors: dict[str, np.ndarray]) -> None:
 BROKEN = {
     "byte tokens are missing": without_bytes,
     "neither a plain byte-level BPE": other_tokenizer,
+    "neither a plain": dropout,
+    "the token '<t>' takes the space beside it": token_with_its_space,
     "tokens, but the model has 320": more_tokens,
     "not a tokenizer": lambda folder: (folder / "tokenizer.json").write_text("{}"),
     "architecture 'gpt2'": lambda folder: edit_config(folder, model_type="gpt2"),

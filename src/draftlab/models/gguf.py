@@ -295,7 +295,10 @@ def _add_vocabulary(writer: gguf.GGUFWriter, folder: Path, config: dict[str, Any
     if with_text and len(ends) > len(ENDS):
         what = f"{len(ends)} tokens end an answer, but a GGUF file can name {len(ENDS)}"
         raise UserError(what, file=folder, remedy="name fewer as eos_token_id, or export without a vocabulary")
-    tokens = [("bos", "bos", config.get("bos_token_id")), ("pad", "padding", config.get("pad_token_id"))]
+    begun = tokenizer.encode("x") if tokenizer and with_text else None
+    first = begun.ids[0] if begun and begun.special_tokens_mask[:1] == [1] else None
+    bos = first if config.get("bos_token_id") in (None, -1) else config["bos_token_id"]
+    tokens = [("bos", "bos", bos), ("pad", "padding", config.get("pad_token_id"))]
     for name, key, token in [*tokens, *(("eos", key, token) for key, token in zip(ENDS, ends, strict=False))]:
         if token in (None, -1):  # -1: none, in old files
             continue
@@ -320,6 +323,12 @@ def _add_vocabulary(writer: gguf.GGUFWriter, folder: Path, config: dict[str, Any
     pieces = [tokenizer.id_to_token(index) for index in range(size)]
     kinds = [gguf.TokenType.NORMAL if piece is not None else gguf.TokenType.UNUSED for piece in pieces]
     for index, token in tokenizer.get_added_tokens_decoder().items():
+        if not token.special and (token.lstrip or token.rstrip or token.single_word):
+            remedy = "export without a vocabulary (--no-vocabulary)"
+            what = (
+                f"the token {token.content!r} takes the space beside it, or is only read as a word; not so in llama.cpp"
+            )
+            raise UserError(what, file=path, remedy=remedy)
         kinds[index] = gguf.TokenType.CONTROL if token.special else gguf.TokenType.USER_DEFINED
     merges = [tuple(m.split(" ", 1) if isinstance(m, str) else m) for m in content["model"]["merges"]]
     if prefixed is None:
@@ -339,7 +348,7 @@ def _add_vocabulary(writer: gguf.GGUFWriter, folder: Path, config: dict[str, Any
         writer.add_token_scores(_scores(normal, merges, path))
     writer.add_token_list([piece if piece is not None else f"[PAD{index}]" for index, piece in enumerate(pieces)])
     writer.add_token_types(kinds)
-    writer.add_add_bos_token(tokenizer.encode("").ids[:1] == [config.get("bos_token_id")])
+    writer.add_add_bos_token(first is not None and first == bos)
     writer.add_add_space_prefix(bool(prefixed))
     known = chat_templates(folder)
     default, tools = known.get("chat_template"), known.get("tool_template")
@@ -409,10 +418,12 @@ def _require_byte_level(tokenizer: dict[str, Any], path: Path) -> None:
     stages = stages.get("pretokenizers", [stages])
     splits = [stage for stage in stages if stage.get("type") == "ByteLevel"]
     plain = len(stages) == len(splits) == 1 and splits[0]["use_regex"] and not splits[0]["add_prefix_space"]
-    if tokenizer["model"].get("type") != "BPE" or not plain or tokenizer["normalizer"] is not None:
+    model = tokenizer["model"]
+    others = [name for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix") if model.get(name)]
+    if model.get("type") != "BPE" or not plain or tokenizer["normalizer"] is not None or others:
         remedy = "give the GGUF file of its target (--vocabulary-of), or export without a vocabulary (--no-vocabulary)"
         raise UserError("neither a plain byte-level BPE tokenizer nor SentencePiece's BPE", file=path, remedy=remedy)
-    absent = sorted(set(pre_tokenizers.ByteLevel.alphabet()) - tokenizer["model"]["vocab"].keys())
+    absent = sorted(set(pre_tokenizers.ByteLevel.alphabet()) - model["vocab"].keys())
     if absent:
         remedy = "train the tokenizer with the byte-level alphabet, or export without a vocabulary (--no-vocabulary)"
         what = f"{len(absent)} of the 256 byte tokens are missing: llama.cpp would abort"
