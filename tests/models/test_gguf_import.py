@@ -233,6 +233,7 @@ def test_sizes_that_are_no_sizes_are_one_line(tmp_path: Path) -> None:
         ("tokenizer.ggml.model", "llama", "its tokenizer has no scores"),
         ("tokenizer.ggml.pre", None, r"its tokenizer \(default\) is not one of"),
         ("tokenizer.ggml.tokens", ["<s>"], "its tokenizer has 1 tokens, but its model 512"),
+        ("split.count", 3, "one of 3 parts of a model"),
         ("llama.rope.scaling.factor", 4.0, "scaled or partial rotary positions"),
         ("llama.rope.scale_linear", 4.0, "scaled or partial rotary positions"),
         ("llama.rope.scaling.attn_factor", 2.0, "scaled or partial rotary positions"),

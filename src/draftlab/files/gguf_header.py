@@ -198,6 +198,9 @@ def _check(header: Header) -> None:
         remedy = "use a plain llama or qwen2 model, or a folder that transformers reads"
         return UserError(what, file=header.path, remedy=remedy)
 
+    if isinstance(parts := header.metadata.get("split.count"), int) and parts > 1:
+        remedy = "join them: llama-gguf-split --merge FIRST_PART OUT.gguf"
+        raise UserError(f"one of {parts} parts of a model", file=header.path, remedy=remedy)
     if header.architecture not in ARCHITECTURES:
         raise refuse(f"architecture {header.architecture!r} cannot be read from a GGUF file")
     _check_kinds(header)
