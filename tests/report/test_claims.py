@@ -196,6 +196,14 @@ def test_a_difference_within_noise_leaves_the_row_undecided(known, tables):
     ],
 )
 def test_a_statement_needs_all_of_its_comparisons(known, gains, verdict, text):
+    found = _alpha_rises(known, _distilled(gains))
+    assert text in found["note"]
+    assert found["verdict"] == verdict
+    assert 0.02 < found["detectable"] < 0.12
+
+
+def _distilled(gains):
+    """Ten requests of each dataset, of which distillation gains so many of ten tokens."""
     rows = [
         {"dataset": f"d{group}", "request_id": request, "visited": 10.0, "sample_source": source, "loss": loss}
         | {"overlap": 5.0 + (source == "teacher") * (gain + 0.6 * (-1) ** request), "method": source}
@@ -203,10 +211,26 @@ def test_a_statement_needs_all_of_its_comparisons(known, gains, verdict, text):
         for source, loss in (("none", "none"), ("teacher", "forward_kl"))
         for request in range(10)
     ]
-    found = _verdicts(_only(known, "osd.alpha_rises"), {"osd_offline": pd.DataFrame(rows)}).loc["osd.alpha_rises"]
-    assert text in found["note"]
-    assert found["verdict"] == verdict
-    assert 0.02 < found["detectable"] < 0.12
+    return pd.DataFrame(rows)
+
+
+def _alpha_rises(known, table):
+    return _verdicts(_only(known, "osd.alpha_rises"), {"osd_offline": table}).loc["osd.alpha_rises"]
+
+
+@pytest.mark.parametrize("nothing", ["d0", "d3"])
+def test_a_comparison_without_a_value_is_undecided_and_not_the_least_favourable(known, nothing):
+    rows = _distilled([0.9, 0.9, -0.9, 0.9])
+    rows.loc[rows["dataset"] == nothing, ["overlap", "visited"]] = 0.0
+    found = _alpha_rises(known, rows)
+    assert found["verdict"] == "contradicts"
+    assert (
+        "2 of 4 comparisons hold, 1 fail, 1 undecided; least favourable (alpha, dataset d2): -0.09 [" in found["note"]
+    )
+    assert found["ours"] == pytest.approx(-0.09)
+    alone = _alpha_rises(known, rows[rows["dataset"] == nothing])
+    assert alone["verdict"] == "undecided"
+    assert alone["note"].endswith(f"(alpha, dataset {nothing}): no value")
 
 
 def _judge(known, claim, row, table, scale="laptop"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from draftlab.core.stats import Interval
@@ -32,7 +33,11 @@ def judge_statement(statement: Statement, tables: Tables, setting: Scale) -> Jud
     clear = [_clearance(comparison, correct(gap, len(compared))) for comparison, _, gap in compared]
     held, failed = sum(worst >= 0 for worst, _ in clear), sum(best < 0 for _, best in clear)
     undecided = len(compared) - held - failed
-    least = min(range(len(compared)), key=lambda place: (clear[place][1] >= 0, clear[place][0]))
+    # NaN, where nothing was counted, comes last: it would compare as neither more nor less.
+    least = min(
+        range(len(compared)),
+        key=lambda place: (math.isnan(compared[place][2].estimate), clear[place][1] >= 0, clear[place][0]),
+    )
     _, what, gap = compared[least]
     margins = sorted({comparison.margin for comparison in statement.comparisons if comparison.margin})
     allowed = f" within {' or '.join(f'{margin:g}' for margin in margins)}" if margins else ""

@@ -52,6 +52,8 @@ def detectable(gaps: Sequence[Interval]) -> float:
 
 def signed(gap: Interval) -> str:
     """A difference with its sign and interval as text; values below ``ROUNDING`` are written as 0."""
+    if math.isnan(gap.estimate):
+        return "no value"
     estimate, low, high = (0.0 if abs(value) < ROUNDING else value for value in (gap.estimate, gap.low, gap.high))
     interval = f" [{low:+.3g}, {high:+.3g}]" if np.isfinite(low) else ""
     return f"{estimate:+.3g}{interval}"
