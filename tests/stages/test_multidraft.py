@@ -169,6 +169,13 @@ def test_a_shortfall_is_what_the_optimum_of_the_same_request_accepts_more():
     assert acceptance.derive(more)["shortfall_sum"].round(9).tolist() == [0.0, 0.5, 0.0, 1.0, 0.0, 0.25, 0.0, 0.1]
 
 
+def test_what_is_named_twice_is_measured_once(pairs, tmp_path):
+    named = {"schemes": ["optimal", "k_seq", "optimal"], "num_drafts": [2, 2], "draft_temperature": [1, 1.0, 2]}
+    rows = run(acceptance, tmp_path, settings(**named), **pairs)
+    assert not rows.duplicated(["request_id", "dataset", "scheme", "num_drafts", "draft_temperature"]).any()
+    assert (acceptance.derive(rows)["shortfall_sum"] > -1e-9).all()
+
+
 def test_the_draft_temperature_reaches_the_draft_alone(pairs, tmp_path):
     rows = run(
         acceptance, tmp_path, settings(schemes=["single"], num_drafts=[2], draft_temperature=[0.5, 3.0]), **pairs

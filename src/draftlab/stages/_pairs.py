@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from draftlab.core.settings import Dataset, NonNegativeInt, Settings, TopP
 from draftlab.stages._places import Places
@@ -28,6 +28,12 @@ class OnPairs(Settings):
     top_k: int = Field(ge=0, default=0, description="most probable tokens that are kept; 0: all")
     top_p: TopP = 1.0
     seed: NonNegativeInt = Field(0, description="seed of the synthetic family")
+
+    @field_validator("*")
+    @classmethod
+    def _each_once(cls, value: object) -> object:
+        """A scheme or number that is named twice is measured once."""
+        return list(dict.fromkeys(value)) if isinstance(value, list) else value
 
     def sampling(self, temperature: float) -> Sampling:
         """How a model is sampled at this temperature."""
