@@ -205,6 +205,24 @@ def test_a_difference_of_a_single_request_is_in_brackets(known):
     assert all(text.startswith("(") for text in written)
 
 
+def test_where_nothing_was_counted_nothing_is_drawn(known):
+    """Such as alpha where nothing was drafted."""
+    table = _table("osd_epochs").assign(overlap=0.0, visited=0)
+    assert "n = 0 " in figures.figure("osd_epochs", table, "laptop", known).get_supxlabel()
+    nothing = _table("beyond_hybrid").assign(acceptance_sum=0.0, shortfall_sum=0.0, positions=0)
+    assert not figures.figure("beyond_hybrid", nothing, "laptop", known).legends
+    maps = _table("beyond_specialised")
+    first = maps["group"] == maps["group"].iloc[0]
+    maps.loc[first, ["overlap", "visited"]] = 0.0
+    texts = [
+        text.get_text() for ax in figures.figure("beyond_specialised", maps, "laptop", known).axes for text in ax.texts
+    ]
+    assert texts
+    assert not [text for text in texts if "nan" in text]
+    with pytest.raises(UserError, match="no group has values of both methods"):
+        figures.figure("beyond_specialised", maps[first], "laptop", known)
+
+
 def test_both_scores_are_counted_and_one_temperature_has_marks(known):
     table = _table("mdss_quality")
     kept = (table["dataset"] != "wmt16") | (table["request_id"] == table["request_id"].iloc[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -12,6 +13,7 @@ from matplotlib.figure import Figure
 
 from draftlab.core.measure import Measure
 from draftlab.core.stats import Interval
+from draftlab.errors import UserError
 from draftlab.plan.figure import Gaps
 from draftlab.report import tidy
 from draftlab.report.contrast import Contrast, Selection, Tables, compute_each, decide
@@ -26,7 +28,11 @@ def gap_figure(table: pd.DataFrame, scale: str, published: Published, form: Gaps
     for pair, methods in form.pairs.items():
         left, right = (Selection("", alpha, {"method": method}) for method in methods)
         for result in compute_each(Contrast(left, right, each=[form.panel, form.x]), tables):
-            gaps[result.group[form.panel], result.group[form.x], pair] = result.value
+            if math.isfinite(result.value.estimate):  # else nothing was counted there
+                gaps[result.group[form.panel], result.group[form.x], pair] = result.value
+    if not gaps:
+        remedy = "change `pairs` in its YAML file, or leave `figure` out"
+        raise UserError("figure: no group has values of both methods of a pair", remedy=remedy)
     shown = in_order([panel for panel, _, _ in gaps], NAMES)
     figure, axes = panels(1, len(shown), height=0.6 + 0.25 * len(form.pairs), sharey=True)
     for ax, value in zip(axes[0], shown, strict=True):

@@ -114,6 +114,8 @@ def legend(figure: Figure, axes: Sequence[Axes]) -> None:
     for ax in axes:
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle[0] if isinstance(handle, ErrorbarContainer) else handle)
+    if not handles:
+        return
     labels, room = list(handles), 71 * figure.get_figwidth()  # points: an inch has 72
     rows = next(rows for rows in range(1, len(labels) + 1) if _width(labels, rows) <= room or rows == len(labels))
     columns = -(-len(labels) // rows)
@@ -208,8 +210,8 @@ def diamonds(ax: Axes, x: ArrayLike, y: ArrayLike, label: str | None = "printed"
 
 
 def counted(values: pd.Series) -> str:
-    """The ``n`` of several groups as text: one number, or a range."""
-    low, high = int(values.min()), int(values.max())
+    """The ``n`` of several groups as text: one number, or a range; 0 without a group."""
+    low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
     return f"n = {low}" if low == high else f"n = {low}–{high}"
 
 
