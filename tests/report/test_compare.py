@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -33,6 +34,13 @@ def test_measured_times_may_differ_and_nothing_else(tmp_path):
     assert (lone.table, lone.column) == ("osd_online", "in one run only")
     assert (changed.column, changed.rows, changed.largest) == ("accepted", 1, 0.2)
     assert "accepted: 1 rows differ, by at most 0.2 of their size" in str(changed)
+
+
+
+def test_numbers_that_are_only_written_otherwise_do_not_differ_in_size():
+    one, two = pd.Series(["0", "1.0", "inf"]), pd.Series(["0.0", "1.25", "Infinity"])
+    assert compare._relative(one, two) == pytest.approx(0.2)
+    assert np.isnan(compare._relative(one, two.replace("1.25", "x")))
 
 
 def test_a_published_run_is_compared_by_its_rows_not_by_its_printed_tables(tmp_path):

@@ -85,7 +85,9 @@ def _differing_columns(name: str, one: pd.DataFrame, two: pd.DataFrame, timed: f
 def _relative(one: pd.Series, two: pd.Series) -> float:
     """The largest relative difference of two columns of text; NaN if a value is not a number."""
     left, right = (pd.to_numeric(column, errors="coerce").to_numpy(dtype=float) for column in (one, two))
-    return float((np.abs(left - right) / np.maximum(np.abs(left), np.abs(right))).max())
+    with np.errstate(invalid="ignore"):
+        apart = np.abs(left - right) / np.maximum(np.abs(left), np.abs(right))
+    return float(np.where(left == right, 0.0, apart).max())  # 0 and 0.0 are the same number
 
 
 def _timed_claims(tables: Tables) -> frozenset[str]:
