@@ -36,7 +36,6 @@ def test_measured_times_may_differ_and_nothing_else(tmp_path):
     assert "accepted: 1 rows differ, by at most 0.2 of their size" in str(changed)
 
 
-
 def test_numbers_that_are_only_written_otherwise_do_not_differ_in_size():
     one, two = pd.Series(["0", "1.0", "inf"]), pd.Series(["0.0", "1.25", "Infinity"])
     assert compare._relative(one, two) == pytest.approx(0.2)
