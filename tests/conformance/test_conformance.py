@@ -558,6 +558,9 @@ def nothing(target_probs, draft_probs, tokens):
 
 def samples():
     yield 1
+
+def shares():
+    yield [0.5, 0.5], 0.9
 """
 
 
@@ -582,7 +585,13 @@ def test_one_s_own_verifier_is_told_what_it_returned(
 
 @pytest.mark.parametrize(
     ("name", "form"),
-    [("path", "distribution"), ("tree", "distribution"), ("nothing", "distribution"), ("samples", "samples")],
+    [
+        ("path", "distribution"),
+        ("tree", "distribution"),
+        ("nothing", "distribution"),
+        ("samples", "samples"),
+        ("shares", "samples"),
+    ],
 )
 def test_what_cannot_be_used_is_blamed_on_its_object(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, form: command.Form
@@ -626,6 +635,10 @@ def test_command_on_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     for probs in ("0.5", "[[0.5, 0.5]]"):
         path.write_text(f'{{"target_probs": {probs}, "token": 0}}\n')
         with pytest.raises(UserError, match=r"samples.jsonl:1: not a sample: .* not a flat list of numbers"):
+            command.run_on_file(path, Budget())
+    for token in ("0.9", '"0"'):  # no token id, although both could be read as 0
+        path.write_text(f'{{"target_probs": [0.5, 0.5], "token": {token}}}\n')
+        with pytest.raises(UserError, match=r"samples.jsonl:1: not a sample: TypeError"):
             command.run_on_file(path, Budget())
 
 

@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from operator import index
 from pathlib import Path
 from typing import Any, Literal
 
@@ -58,7 +59,7 @@ def run(spec: str, form: Form, drafting: Drafting, num_drafts: int, budget: Budg
         elif form == "sampler":
             result = Conformance({}, {form: check_sampler(tested, drafting, num_drafts, budget)})
         else:
-            pairs = ((torch.as_tensor(distribution), int(token)) for distribution, token in tested())
+            pairs = ((torch.as_tensor(distribution), index(token)) for distribution, token in tested())
             result = Conformance({}, {form: check_samples(pairs, budget)})
     _report(spec, result)
 
@@ -145,7 +146,7 @@ def _read(samples: Path) -> Iterator[tuple[Tensor, int]]:
         for number, line in enumerate(file, 1):
             try:
                 row = json.loads(line)
-                probs, token = torch.tensor(row["target_probs"], dtype=torch.float64), int(row["token"])
+                probs, token = torch.tensor(row["target_probs"], dtype=torch.float64), index(row["token"])
                 if probs.dim() != 1:
                     raise ValueError("target_probs is not a flat list of numbers")
                 yield probs, token
