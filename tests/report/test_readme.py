@@ -55,6 +55,17 @@ def test_it_names_every_statement_that_did_not_hold_and_counts_each_verdict(copy
     assert f"at most {of_intervals / 40:.1f} " in chance
 
 
+def test_a_statement_about_an_exact_table_has_no_interval(copy):
+    rows = read_table(copy / readme.CLAIMS, dtype=str, keep_default_na=False).set_index("claim_id", drop=False)
+    place = "mdss.optimum_dominates_region"
+    assert rows.loc[place, "ci_low"] == ""
+    note = "0 of 1 comparisons hold, 1 fail; least favourable (acceptance, panel left): -0.1"
+    rows.loc[place, ["verdict", "ours", "note"]] = "contradicts", "-0.1", note
+    rows.to_csv(copy / readme.CLAIMS, index=False)
+    readme.update(copy / "README.md", check=False)
+    assert " | 0 of 1 comparisons hold, 1 fail | acceptance, panel left | -0.100 |" in (copy / "README.md").read_text()
+
+
 @pytest.mark.parametrize(("name", "count"), readme.REAL_ANSWERS.items())
 def test_the_real_model_s_lines_are_the_first_sentences_of_each_finding(name, count):
     """As many as stated, whole, and without their groups."""

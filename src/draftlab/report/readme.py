@@ -158,10 +158,11 @@ def _contradicted(root: Path) -> str:
         "|---|---|---|---|---|",
     ]
     for row in records(wrong):
-        ours, low, high = (f"{float(row[name]):+.3f}" for name in ("ours", "ci_low", "ci_high"))
+        ours, *ends = (f"{float(row[name]):+.3f}" for name in ("ours", "ci_low", "ci_high") if row[name])
+        difference = ", ".join(filter(None, [ours, " to ".join(ends)]))  # no interval for an exact table
         count, _, least = str(row["note"]).partition("; least favourable (")
         claim = f"| {row['quantity']} | {row['paper']}, {row['location']} "
-        lines.append(f"{claim}| {count} | {least.partition('): ')[0]} | {ours}, {low} to {high} |")
+        lines.append(f"{claim}| {count} | {least.partition('): ')[0]} | {difference} |")
     return "\n".join(lines)
 
 
