@@ -84,6 +84,18 @@ def test_the_best_setting_needs_an_interval_to_win():
     assert findings.sentence("beyond_divergences", rows.assign(source="x"), finding) == "tie of b, a."
 
 
+def test_the_best_setting_has_to_win_against_each_of_the_others():
+    """It is surely above the second, but not above the third."""
+    rows = pd.DataFrame({"request_id": [*range(40)] * 3, "loss": ["a"] * 40 + ["b"] * 40 + ["c"] * 40, "visited": 20.0})
+    rows["overlap"] = [9.0] * 40 + [8.9] * 40 + [0.0, 17.0] * 20
+    finding = Finding(best=["loss"], measure="alpha", more="{best} wins", level="{best}, {second}: {gap}")
+    sentence = findings.sentence("beyond_divergences", rows.assign(source="x"), finding)
+    assert sentence.startswith("a, b: +0.005 [+0.005, +0.005], but a and c by +0.025 [-0.")
+    assert sentence.endswith("], no significant difference.")
+    two = rows[rows["loss"] != "c"].assign(source="x")
+    assert findings.sentence("beyond_divergences", two, finding) == "a wins."
+
+
 def test_groups_named_in_the_text_are_not_pooled():
     """``level`` where they disagree, however the pooled rows fall."""
     rows = pd.DataFrame({"request_id": [*range(20)] * 2, "num_drafts": [2] * 20 + [8] * 20, "one_branch_seconds": 1.0})

@@ -40,11 +40,12 @@ class Finding(Settings):
     """How an experiment answers its question in one sentence, from its table.
 
     The difference is the rows of ``left`` minus those of ``right`` (or a constant), over the same requests; or the best of ``best``'s settings
-    minus the next one. If its interval is above 0, the text is ``more``; if it is below 0, ``less``; otherwise ``level``. The texts may use
-    ``{gap}``, ``{left}``, ``{right}``, ``{n}``, ``{best}`` and ``{second}``. ``each`` repeats the difference for every value of these columns. A
-    text that uses ``{each}`` (or ``{values}``, for the left side alone) is chosen from all of these results together (``level`` if they
-    disagree), not from all rows pooled. ``measure`` names a measure of the stage, by default that of the ``layout``. ``digits`` follow the
-    interval, or are the layout's if there is none. The text before the first colon of the first finding is the figure's title.
+    minus the next one. If its interval is above 0, the text is ``more``; if it is below 0, ``less``; otherwise ``level``. With ``best``, the
+    text is also ``level`` if the best does not differ from each of the others. The texts may use ``{gap}``, ``{left}``, ``{right}``, ``{n}``,
+    ``{best}`` and ``{second}``. ``each`` repeats the difference for every value of these columns. A text that uses ``{each}`` (or ``{values}``,
+    for the left side alone) is chosen from all of these results together (``level`` if they disagree), not from all rows pooled. ``measure``
+    names a measure of the stage, by default that of the ``layout``. ``digits`` follow the interval, or are the layout's if there is none. The
+    text before the first colon of the first finding is the figure's title.
     """
 
     left: dict[str, Any] = {}

@@ -54,7 +54,8 @@ def sentence(experiment: str, table: pd.DataFrame, finding: Finding) -> str:
     groups = [result for result in groups if isfinite(result.value.estimate)]
     sign = "+" if finding.best or finding.right != 0 else ""  # an estimate that is compared with 0 is not a difference
     parts = [f"{_describe(result.group)}: {_show_group(result, digits, sign)}" for result in groups]
-    sides = {decide(result.value) for result in groups} if finding.apart else {decide(pooled.value)}
+    side = decide(pooled.value) if pooled.stands_out or not finding.best else "level"
+    sides = {decide(result.value) for result in groups} if finding.apart else {side}
     text: str = getattr(finding, sides.pop() if len(sides) == 1 else "level") or finding.level
     sentence = text.format(
         left=show(pooled.left, digits, alone=True),
@@ -65,6 +66,10 @@ def sentence(experiment: str, table: pd.DataFrame, finding: Finding) -> str:
         values="; ".join(f"{_describe(result.group)}: {show(result.left, digits)}" for result in groups),
         **{key: _describe(options) for key, options in zip(("best", "second"), pooled.options, strict=False)},
     )
+    if pooled.alike and decide(pooled.value) != "level":  # the best is above the next one, but not above all
+        other, apart = pooled.alike
+        best = _describe(pooled.options[0])
+        sentence += f", but {best} and {_describe(other)} by {show(apart, digits, sign='+')}, no significant difference"
     if len(parts) > 1 and not finding.apart:
         sentence += f" ({'best for ' if finding.best else ''}{'; '.join(parts)})"
     return sentence + "."
