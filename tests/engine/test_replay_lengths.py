@@ -92,6 +92,8 @@ def test_the_oracle_drafts_what_stands_and_asks_cost_a_step():
     assert oracle.changes.tolist() == [1, 0]
     assert oracle.whole.tolist() == [0, 0]
     assert cut(drafted.upto(3), drafted.upto(3).oracle()).whole.tolist() == [1, 0]
+    short = drafted.upto(2)  # the oracle of a short block knows no more than the block holds
+    assert cut(short, short.oracle()).accepted.tolist() == [2, 0]
     rule = drafted.confident(0.5)
     assert rule.tolist() == [2] * 7
     asked = cut(drafted, rule, asks=True)

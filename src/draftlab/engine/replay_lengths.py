@@ -39,7 +39,7 @@ class Drafted:
 
     def upto(self, depth: int) -> Drafted:
         """The same with blocks of at most ``depth``."""
-        return replace(self, confidence=self.confidence[:, :depth])
+        return replace(self, accepted=self.accepted.clip(max=depth), confidence=self.confidence[:, :depth])
 
     def fixed(self, draft_len: int) -> Int64[np.ndarray, " positions"]:
         """The same length at each position."""
