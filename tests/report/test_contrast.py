@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import warnings
 
 import numpy as np
 import pandas as pd
@@ -149,6 +150,17 @@ def test_a_percentage_is_of_the_right_side(rows, relation, expected, exact):
     found = compute(Contrast(B, A, relation=relation), tables).value
     assert found.estimate == pytest.approx(expected)
     assert math.isnan(found.low) == exact
+
+
+def test_a_side_of_which_nothing_is_counted_gives_no_warning(rows):
+    """Requests of its own, and 0 % of what the other side has."""
+    none = rows[rows["method"] == "b"].assign(dataset="z", hits=0)
+    tables = Tables({"t": pd.concat([rows[rows["method"] == "a"], none])})
+    with warnings.catch_warnings(action="error"):
+        found = compute(Contrast(B, A, relation="percent"), tables)
+        other = compute(Contrast(A, B, relation="percent"), tables)
+    assert (found.value.estimate, found.value.low, found.value.high) == (0, 0, 0)
+    assert math.isnan(other.value.estimate)
 
 
 def test_each_group_is_compared_with_its_own_rows(rows):

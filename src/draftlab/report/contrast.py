@@ -229,8 +229,10 @@ def _freedom(one: pd.DataFrame, two: pd.DataFrame, *, relative: bool) -> float |
 
 
 def _variance(sums: pd.DataFrame, relative: bool) -> float:
-    """The variance of ``sum(above) / sum(below)`` over units, to first order."""
+    """The variance of ``sum(above) / sum(below)`` over units, to first order; NaN where it is relative to 0, or there is no ratio."""
     above, below = sums["above"].sum(), sums["below"].sum()
+    if below == 0 or (relative and above == 0):
+        return math.nan
     rest = sums["above"] - sums["below"] * (above / below)
     return float((rest**2).sum() / (above if relative else below) ** 2) * len(sums) / (len(sums) - 1)
 
