@@ -157,7 +157,7 @@ def test_the_server_accepts_what_replay_predicts(tmp_path: Path) -> None:
     predicted = ratio(blocks.accepted, DRAFT_LEN * blocks.blocks)
     assert 0.2 < predicted.estimate < 0.8
     deployment = Deployment(
-        target=str(tmp_path / "target.gguf"), draft=str(tmp_path / "draft.gguf"), draft_len=DRAFT_LEN
+        target=str(tmp_path / "target.gguf"), draft=str(tmp_path / "draft.gguf"), draft_len=DRAFT_LEN, sampled=False
     )
     command = emit_llama_cpp(deployment).text.removeprefix("llama-server ")
     port, drafted = free_port(), np.zeros((len(longer), 2))

@@ -867,7 +867,7 @@ def test_arguments_are_read_as_snakemake_reads_them():
     assert (run.name, run.config.show_tokens, run.config.template) == ("b", False, None)
     assert run.config.answers == {"max_new_tokens": "8"}
     for name in ("2024", "1e5", "inf", "True"):
-        with pytest.raises(UserError, match="name: .* is not a text|name: Input should be a valid string"):
+        with pytest.raises(UserError, match=r"name: .* is not a text|name: Input should be a valid string"):
             plan.run.run_of([f"name={name}"])
     with pytest.raises(UserError, match="answers: give a mapping"):
         plan.run.run_of(["answers={engine: openai"])

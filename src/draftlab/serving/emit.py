@@ -214,10 +214,12 @@ def _llama_server(file: str, pair: Deployment, options: Mapping[str, object], no
     if pair.lookup:  # the first that drafts something is used
         flags |= {"--spec-type": f"{LOOKUP},draft-simple", **llama_cpp_lookup(pair.draft_len)}
     command = _command(["llama-server", METRICS["llama.cpp"]], flags)
-    return EngineFile(file, LLAMA_CPP, f"{command}\n", command, note)
+    version = "b11368 (PR #27694)" if SAMPLES in flags else "PR #24850"
+    return EngineFile(file, f"llama.cpp since {version}", f"{command}\n", command, note)
 
 
-LLAMA_CPP = "llama.cpp since b11368 (PR #27694)"
+SAMPLES = "--spec-draft-sampling"
+"""llama.cpp's flag for how drafts are drawn; without it, and in versions that do not know it, they are the most probable tokens."""
 LOOKUP = "ngram-simple"
 """llama.cpp's name for prompt lookup."""
 
@@ -238,15 +240,10 @@ def llama_cpp_lookup(draft_len: int) -> dict[str, object]:
 
 
 def llama_cpp(pair: Deployment) -> EngineFile:
-    """``llama-server``: one length for all batches; a block ends below ``p-min`` (by default 0: never).
-
-    Without ``--spec-draft-sampling`` it drafts the argmax, so that is always written.
-    """
-    options = {
-        "--spec-draft-n-min": 0,
-        "--spec-draft-p-min": float(pair.confidence),
-        "--spec-draft-sampling": "probabilistic" if pair.sampled else "greedy",
-    }
+    """``llama-server``: one length for all batches; a block ends below ``p-min`` (by default 0: never)."""
+    options: dict[str, object] = {"--spec-draft-n-min": 0, "--spec-draft-p-min": float(pair.confidence)}
+    if pair.sampled:
+        options[SAMPLES] = "probabilistic"
     return _llama_server("llama_server.sh", pair, options, ONE_LENGTH if pair.changes_length else "")
 
 
