@@ -145,7 +145,7 @@ def _contenders(
     theirs = (folders[0], their_draft)
     hub_target, hub_draft = (hf.load(folder, getattr(torch, settings.their_dtype)).network for folder in theirs)
     for network in (hub_target, hub_draft):
-        network.generation_config = GenerationConfig()  # the model's own may have a penalty for repetition
+        network.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]  # the model's own may have a penalty for repetition
     if hub_target.config.is_encoder_decoder:
         raise UserError("an encoder-decoder", file=folders[0], remedy="this benchmark compares decoder-only models")
     limits: dict[str, Any] = {"max_new_tokens": max_new_tokens, "eos_ids": eos_ids}

@@ -234,7 +234,7 @@ def _assisted(target: Path, draft: Path, eos_ids: Collection[int]) -> Callable[[
 
     network, assistant = (hf.load(folder).network for folder in (target, draft))
     for each in (network, assistant):
-        each.generation_config = GenerationConfig()  # the model's own may have a penalty for repetition
+        each.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]  # the model's own may have a penalty for repetition
     settings = assistant.generation_config
     settings.num_assistant_tokens_schedule, settings.assistant_confidence_threshold = "constant", 0.0
 

@@ -129,7 +129,7 @@ def read_tokenizer(path: Path | str) -> Tokenizer:
     tokens: list[str] = metadata["tokenizer.ggml.tokens"]
     kinds: list[int] = metadata.get("tokenizer.ggml.token_type", [gguf.TokenType.NORMAL] * len(tokens))
     is_byte_level = metadata["tokenizer.ggml.model"] == "gpt2"
-    split = metadata.get("tokenizer.ggml.pre")
+    split: str = metadata.get("tokenizer.ggml.pre", "")
     vocabulary = {token: index for index, token in enumerate(tokens) if kinds[index] != UNUSED}
     if is_byte_level:
         merges = [tuple(line.split(" ", 1)) for line in metadata["tokenizer.ggml.merges"]]
