@@ -265,6 +265,8 @@ def test_the_flags_of_the_verb_reach_the_settings(tmp_path: Path) -> None:
     for greedy, method in ((True, "greedy"), (False, "probabilistic")):
         emit.emit(("vllm",), **given, greedy=greedy, out=out)
         assert json.loads((out / "vllm.json").read_text())["draft_sample_method"] == method
+    with pytest.raises(UserError, match="two acceptances"):
+        emit.emit(("vllm",), **given, alpha=0.5, acceptance=tmp_path / "r.jsonl", out=out)
     emit.emit(("llama-cpp",), **given, confidence=0.4, lookup=True, out=out)
     words = shlex.split((out / "llama_server.sh").read_text())
     flags = dict(itertools.pairwise(words))

@@ -516,6 +516,8 @@ def emit(
     """
     if (load is None) == (draft_len is None):
         raise UserError("no draft length, or two", remedy="give either --load or --draft-len")
+    if alpha is not None and acceptance is not None:
+        raise UserError("two acceptances", remedy="give either --alpha or --acceptance")
     measured = records.acceptance(acceptance) if acceptance else None
     shown = measured or (from_alpha(alpha) if alpha is not None else None)
     requests, traffic = (measured.requests, acceptance.stem) if measured and acceptance else (0, "")
