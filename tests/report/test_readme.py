@@ -24,6 +24,16 @@ def copy(tmp_path):
     return tmp_path
 
 
+def test_figures_of_a_run_with_a_name_of_its_own_have_an_index(copy):
+    shutil.copytree(copy / "paper_figures/smollm2", copy / "paper_figures/mine")
+    readme.update(copy / "README.md", check=False)
+    pages = [(copy / "paper_figures" / name / "README.md").read_text() for name in ("mine", "smollm2")]
+    assert [page.splitlines()[0] for page in pages] == [
+        "# Figures and tables of `name=mine`",
+        "# Figures and tables of `scale=smollm2`",
+    ]
+
+
 def test_another_result_makes_it_stale(copy):
     claims = copy / readme.CLAIMS
     text = claims.read_text()

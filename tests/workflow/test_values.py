@@ -59,6 +59,21 @@ def test_make_runs_nothing_of_config(value: str, given: str, tmp_path: Path) -> 
     ] == value.split(), done
 
 
+def test_make_figures_leaves_out_what_was_published_under_another_name(tmp_path: Path) -> None:
+    (tmp_path / "Makefile").write_text((ROOT / "Makefile").read_text())
+    for folder in (".venv/bin", "workflow/scales", "paper_figures/laptop/data", "paper_figures/my run/data"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "workflow/scales/laptop.yaml").touch()
+    (tmp_path / ".venv/bin/snakemake").write_text('#!/bin/sh\necho "drawn: $*"\n')
+    (tmp_path / ".venv/bin/snakemake").chmod(0o755)
+    environment = {key: own for key, own in os.environ.items() if key not in ("MAKEFLAGS", "MFLAGS")}
+    words = ["make", "-o", ".venv/ready", "figures"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert re.findall("drawn: .*", done.stdout) == ["drawn: --cores all paper_figures --config scale=laptop"]
+    assert "paper_figures/my run is not redrawn" in done.stdout
+
+
 def test_an_error_that_nobody_foresaw_is_one_line_and_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.chdir(tmp_path)

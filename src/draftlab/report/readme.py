@@ -87,9 +87,10 @@ def update(file: Path = Path("README.md"), *, check: bool = False) -> None:
 
 def index(folder: Path, root: Path) -> str:
     """The page for one folder of published figures: each with its question, its finding, and links to its numbers."""
-    remark = read_yaml(root / f"workflow/scales/{folder.name}.yaml").get("remark", "")
+    scale = root / f"workflow/scales/{folder.name}.yaml"
+    key, remark = ("scale", read_yaml(scale).get("remark", "")) if scale.is_file() else ("name", "")
     machines = {name: _machine(one) for name, one in read_json(folder / "data/provenance.json").items()}
-    lines = [f"# Figures and tables of `scale={folder.name}`", "", WHAT_IS_BOLD, "", *([remark, ""] if remark else [])]
+    lines = [f"# Figures and tables of `{key}={folder.name}`", "", WHAT_IS_BOLD, "", *([remark, ""] if remark else [])]
     known = {name: load_experiment(root / f"workflow/experiments/{name}.yaml") for name in tables_in(folder / "data")}
     for table, experiment in sorted(known.items(), key=lambda item: (PAPERS.index(item[1].paper), item[0])):
         numbers = f"[table]({table}.md) · [cells]({table}.csv) · [LaTeX]({table}.tex) · [PDF]({table}.pdf) · [rows](data/{table}.csv.gz)"
