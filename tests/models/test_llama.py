@@ -83,12 +83,15 @@ def test_sharded_weights_are_read(model: Llama, tmp_path: Path) -> None:
         save_file({name: tensors[name] for name in part}, tmp_path / "model" / file)
     index = {"weight_map": {name: file for file, part in shards.items() for name in part}}
     (tmp_path / "model/model.safetensors.index.json").write_text(json.dumps(index))
-    (tmp_path / "model/model.safetensors").unlink()
+    single = (tmp_path / "model/model.safetensors").rename(tmp_path / "single")
     again = load_model(tmp_path / "model")
     assert torch.equal(again.answer_logits(PROMPTS, ANSWERS), model.answer_logits(PROMPTS, ANSWERS))
     (tmp_path / "model/b.safetensors").unlink()
     with pytest.raises(UserError, match=r"b\.safetensors: a part of the weights is missing"):
         load_model(tmp_path / "model")
+    single.rename(tmp_path / "model/model.safetensors")
+    again = load_model(tmp_path / "model")  # as transformers, which leaves the index alone beside it
+    assert torch.equal(again.answer_logits(PROMPTS, ANSWERS), model.answer_logits(PROMPTS, ANSWERS))
 
 
 def test_answer_logits_are_those_of_each_request_alone(model: Llama) -> None:

@@ -330,6 +330,7 @@ def test_an_index_of_weights_names_no_file_elsewhere(
         save_file(load_file(weights), weights.parent / place)
     index = {"weight_map": dict.fromkeys(load_file(weights), name)}
     (weights.parent / "model.safetensors.index.json").write_text(json.dumps(index))
+    weights.unlink()  # it would prevail
     code, said = run(capfd, monkeypatch, *command.split())
     assert code == 1
     assert "not an index of weights in its folder" in said

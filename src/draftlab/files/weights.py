@@ -23,9 +23,12 @@ def is_gguf(name: Path | str) -> bool:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a model folder; raises ``UserError`` if there are none, or only pickled weights."""
+    """The safetensors files of a model folder; raises ``UserError`` if there are none, or only pickled weights.
+
+    Beside a single file, an index is left over from other weights: transformers reads the single file, too.
+    """
     index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
-    files = parts_of(index) if index.is_file() else [single] if single.is_file() else []
+    files = [single] if single.is_file() else parts_of(index) if index.is_file() else []
     if not files:
         pickled = [*folder.glob("*.bin"), *folder.glob("*.pt"), *folder.glob("*.pth")]
         what = f"only pickled weights ({pickled[0].name}), which can run code" if pickled else "no model.safetensors"
