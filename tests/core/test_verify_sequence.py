@@ -12,17 +12,17 @@ import torch
 from scipy.stats import chisquare
 from torch import Tensor
 
-from draftlab.conformance import Budget, check_sequence_distribution, check_verifier
+from draftlab.conformance import Budget, _path_distribution, check_sequence_distribution, check_verifier, sequences
 from draftlab.core.tree import Tree
 from draftlab.core.verify import PATH_VERIFIERS, TOKEN_VERIFIERS, TREE_VERIFIERS
 from draftlab.core.verify.block import block
-from draftlab.core.verify.path import single_path
+from draftlab.core.verify.path import PathVerifier, single_path
 from draftlab.core.verify.rrs import rrs
 from draftlab.core.verify.sequence import sequences_distribution, verify_sequences
 from draftlab.core.verify.single import single
 from draftlab.core.verify.specinfer import specinfer
 from draftlab.errors import UserError
-from tests.verify_cases import random_distributions
+from tests.verify_cases import random_distribution, random_distributions
 
 SIZES = [(3, 2, 2), (2, 3, 2), (3, 1, 3), (2, 2, 3)]
 FITTING = [
@@ -100,6 +100,28 @@ def test_path_verifiers_are_lossless(name: str) -> None:
     verdict = check_verifier(PATH_VERIFIERS[name], budget=Budget(max_samples=5000))
     assert verdict.exact["sequence distribution"].cases == 27
     assert verdict.lossless
+
+
+@pytest.mark.parametrize("name", [*PATH_VERIFIERS, *TREE_VERIFIERS])
+def test_distributions_near_a_point_mass_are_verified_to_the_last_digits(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where two distributions differ by 1e-14 or less, so do the probabilities that decide; a sum with 1 would lose most of their digits."""
+    generator = torch.Generator().manual_seed(0)
+
+    def models(drafting: str, vocab: int, length: int, drafts: int, seed: int) -> sequences._Models:
+        contexts = [c for size in range(length + 1) for c in itertools.product(range(vocab), repeat=size)]
+        target, draft = ({c: random_distribution(vocab, generator) for c in contexts} for _ in range(2))
+        return sequences._Models(target, [draft] * drafts)
+
+    monkeypatch.setattr(sequences, "_models", models)
+    verifier = (PATH_VERIFIERS | TREE_VERIFIERS)[name]
+    distribution = (
+        partial(_path_distribution, verifier) if isinstance(verifier, PathVerifier) else verifier.distribution
+    )
+    size = (2, 3, 1) if isinstance(verifier, PathVerifier) else (2, 2, 2)
+    errors = [check_sequence_distribution(distribution, "iid", *size).error for _ in range(100)]
+    assert max(errors) < 1e-12
 
 
 def test_single_path_is_single_drafts_in_a_row() -> None:

@@ -116,7 +116,8 @@ def _enumerate_drafts(models: _Models, drafting: Drafting, draft_len: int) -> It
                 for m, path in zip(models.drafts, paths, strict=True)
                 for i in range(1, draft_len)
             ]
-            yield _Drafted(torch.tensor(paths), chance * math.prod(later))
+            if all(later):  # else these sequences are never drafted
+                yield _Drafted(torch.tensor(paths), chance * math.prod(later))
 
 
 def check_sequence_sampler(

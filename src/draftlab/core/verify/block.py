@@ -15,7 +15,7 @@ def _decide(target_probs: TargetPath, draft_probs: DraftPath, tokens: PathTokens
         weights.append((weights[-1] * ratio[:, i]).clamp_max(1))
     weight = torch.stack(weights, -1)
     excess = (weight[:, :-1, None] * target_probs[:, :-1] - draft_probs).clamp_min(0).sum(-1)
-    total = excess + 1 - weight[:, :-1]
+    total = excess + (1 - weight[:, :-1])  # (excess + 1) - w would round a small excess away
     # 0 / 0 means that w_i = 1 and that both next distributions agree. The next token is then kept too, so the path never ends here.
     keep = torch.cat([(excess / total).where(total > 0, 1.0), weight[:, -1:]], -1)
     later = torch.cat([(1 - keep[:, 1:]).flip(-1).cumprod(-1).flip(-1), torch.ones_like(keep[:, :1])], -1)

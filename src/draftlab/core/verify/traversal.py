@@ -29,7 +29,8 @@ def _stops(target_probs: TargetAlong, draft_probs: DraftAlong, tokens: Sequences
                 excess = (weight * target - draft).clamp_min(0)
                 total = float(excess.sum())
                 target = excess / total if total > 0 else target
-                weight = total / (total + 1 - weight) if total + 1 - weight > 0 else 1.0
+                left = total + (1 - weight)  # (total + 1) - weight would round a small total away
+                weight = total / left if left > 0 else 1.0
         stops.append(Stop(reached * weight, path, depth, target))
         reached *= 1 - weight
 
