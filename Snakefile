@@ -32,6 +32,11 @@ report: "workflow/report/workflow.rst"
 container: os.path.relpath(plan.WORKFLOW.parent / "envs" / "draftlab.sif")
 
 
+if set("{}") & set(str(plan.WORKFLOW)):
+    raise WorkflowError(
+        f"braces are wildcards in a workflow: {plan.WORKFLOW} (rename the folder)"
+    )
+
 try:
     if workflow.is_main_process:
         plan.check_names(sys.argv)

@@ -130,6 +130,14 @@ def test_a_rule_runs_again_when_the_code_of_its_command_changes():
     assert {"pretrain tokenizer", "pretrain target", "data fetch", "figure", "report"} <= seen
 
 
+def test_the_path_of_a_checkout_may_have_any_character_but_braces(tmp_path):
+    for name, fits in (("my $(touch ran) 'dr\u00e4ft\"", True), ("my {run}", False)):
+        folder = copy_checkout(tmp_path / name)
+        said = snakemake(folder, "-n", "--config", "scale=smoke", "experiments=mdss_region", check=fits)
+        assert ("region" in jobs(said)) == fits
+        assert ("braces are wildcards in a workflow: " in said) != fits
+
+
 def test_a_kept_draft_is_exported(checkout):
     cell = checkout / "results/laptop/cells/osd_online/spider"
     small_llama(32, 0).save(cell / "draft")
