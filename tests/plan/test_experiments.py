@@ -1025,6 +1025,11 @@ def test_a_target_without_a_template_is_refused_before_anything_runs(tmp_path):
         plan.load_run(given, WORKFLOW)
     (tmp_path / "target/chat_template.jinja").write_text("{{ messages }}")
     plan.load_run(given, WORKFLOW)
+    for own in ({"template": "own"}, {"answers": {"template": "own"}}):
+        with pytest.raises(
+            UserError, match=r"^the target of pair .* is trained here and has no chat template .name one"
+        ):
+            plan.load_run({"scale": "smoke"} | own, WORKFLOW)
 
 
 def test_a_package_is_a_target_with_a_template_of_its_own(tmp_path):

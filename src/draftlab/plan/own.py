@@ -77,11 +77,18 @@ def _with_models(scale_pairs: Mapping[str, Pair], run: RunConfig) -> dict[str, P
     if run.answers:
         answers = validated(Answers, pairs[MAIN].answers.model_dump() | run.answers, Place("--config: answers"))
         pairs[MAIN] = pairs[MAIN].model_copy(update={"answers": answers})
-    target = given[MAIN].get("target", "")
-    if target and os.path.exists(target) and pairs[MAIN].answers.template == "own" and not _has_template(target):
-        remedy = "name one: template=plain, vicuna_short or vicuna_v1.1 (draftlab verdict: --template)"
-        raise UserError("the target has no chat template", file=target, remedy=remedy)
+    _check_templates(pairs, given[MAIN].get("target", ""))
     return pairs
+
+
+def _check_templates(pairs: Mapping[str, Pair], target: str) -> None:
+    """Check that the user's ``target``, and every target that is trained here, has the chat template that is asked of it."""
+    remedy = "name one: template=plain, vicuna_short or vicuna_v1.1 (draftlab verdict: --template)"
+    if target and os.path.exists(target) and pairs[MAIN].answers.template == "own" and not _has_template(target):
+        raise UserError("the target has no chat template", file=target, remedy=remedy)
+    for name, pair in pairs.items():
+        if pair.answers.template == "own" and not pair.target.model:
+            raise UserError(f"the target of pair {name} is trained here and has no chat template", remedy=remedy)
 
 
 def _given_models(pairs: Mapping[str, Pair], run: RunConfig) -> dict[str, dict[str, str]]:
