@@ -17,6 +17,8 @@ def test_the_last_word_on_a_job_counts(tmp_path: Path) -> None:
     (tmp_path / "own").write_text("a/x\t5.0\na/x\t6.0\nc/z\t\nd/w\t\0\0\n\ncut sho")
     found = read_times([tmp_path / "published", tmp_path / "absent", tmp_path / "own"])
     assert found == {"a/x": 6.0, "b/y": 4.0}
+    (tmp_path / "damaged").write_text("a/x\t3.0\n" + "x" * 200_000 + "\na/x\tnan\nb/y\tinf\n")
+    assert read_times([tmp_path / "damaged"]) == {"a/x": 3.0}
 
 
 def test_a_job_never_seen_takes_what_its_rule_takes_else_what_all_take() -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import logging
+import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -34,9 +34,11 @@ def read_times(files: Iterable[Path]) -> dict[str, float]:
     times: dict[str, float] = {}
     for file in filter(Path.is_file, files):
         text = file.read_text(encoding="utf-8", errors="replace").replace("\0", "")
-        for row in csv.reader(text.splitlines(), delimiter="\t"):
-            with contextlib.suppress(ValueError, IndexError):  # a line that a power failure cut, or one without a time
-                times[row[0]] = float(row[1])
+        for line in text.splitlines():
+            name, _, seconds = line.partition("\t")
+            with contextlib.suppress(ValueError):  # a line that a power failure cut, or one without a time
+                if math.isfinite(taken := float(seconds)):
+                    times[name] = taken
     return times
 
 
