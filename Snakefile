@@ -48,9 +48,7 @@ except UserError as error:
     raise WorkflowError(str(error)) from None
 
 # While another process holds the lock on this run's files, what looks damaged may be what it is writing.
-LOCKED = "--nolock" not in sys.argv and any(
-    f"{RUN.folder}/" in lock.read_text() for lock in Path(".snakemake/locks").glob("*")
-)
+LOCKED = "--nolock" not in sys.argv and plan.is_locked(RUN.folder)
 if workflow.is_main_process and not plan.only_looks(sys.argv) and not LOCKED:
     seals.remove_and_report_damaged(RUN.folder)
 

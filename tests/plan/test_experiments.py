@@ -857,6 +857,16 @@ def test_a_run_may_have_the_name_of_a_folder_in_it():
         assert distilled in run.reads("osd_latency_dataset", "gsm8k")
 
 
+def test_a_lock_that_goes_away_while_it_is_read_is_none(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    locks = Path(".snakemake/locks")
+    locks.mkdir(parents=True)
+    (locks / "0.input.lock").symlink_to("gone")
+    (locks / "0.output.lock").write_bytes(b"results/a/\xff.csv\n")
+    assert plan.is_locked(Path("results/a"))
+    assert not plan.is_locked(Path("results/b"))
+
+
 def test_arguments_are_read_as_snakemake_reads_them():
     given = ["scale=smoke", "name=2026-11-24", "show_tokens=false", "answers={max_new_tokens: 8}", "template="]
     run = plan.run.run_of(given)

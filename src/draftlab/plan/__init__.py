@@ -2,7 +2,7 @@
 
 from draftlab.files.checkout import WORKFLOW
 from draftlab.files.digests import code_digest
-from draftlab.plan.command_line import flags, only_looks
+from draftlab.plan.command_line import flags, is_locked, only_looks
 from draftlab.plan.config import RunConfig, check_names, content_of_model, context_of_drafts
 from draftlab.plan.experiment import Experiment, Finding, Layout, load_experiment
 from draftlab.plan.figure import DESIGNED, Figure, module_of
@@ -27,6 +27,7 @@ __all__ = [
     "content_of_model",
     "context_of_drafts",
     "flags",
+    "is_locked",
     "load_experiment",
     "load_run",
     "made_with",

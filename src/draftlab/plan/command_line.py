@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -75,3 +76,12 @@ def only_looks(words: Iterable[str]) -> bool:
     (True, True, False)
     """
     return any(LOOKS.fullmatch(word) for word in words)
+
+
+def is_locked(run: Path) -> bool:
+    """Whether a process in this folder holds Snakemake's lock on files of a ``run``; one that ends meanwhile removes its locks."""
+    for lock in Path(".snakemake/locks").glob("*"):
+        with contextlib.suppress(OSError):
+            if f"{run}/" in lock.read_text(encoding="utf-8", errors="replace"):
+                return True
+    return False
