@@ -10,12 +10,13 @@ import pytest
 from pydantic import ValidationError
 
 import benchmarks
-from benchmarks.decode import DecodeBench, _contenders, bench, main, table
+from benchmarks.decode import DecodeBench, _contenders, _untrimmed, bench, main, table
 from benchmarks.llama_cpp import _assisted
 from draftlab.errors import UserError
 from draftlab.models import load_tokenizer
 from draftlab.models.llama import Llama, LlamaConfig, load
 from draftlab.models.tokenizer import train_tokenizer
+from draftlab.train.designs import trim_head
 
 
 @pytest.mark.slow
@@ -41,13 +42,23 @@ def test_every_contender_says_what_the_target_says(shared: Path) -> None:
     assert "noise" in lines[6]
 
 
+def test_a_draft_with_a_trimmed_head_is_widened_for_transformers(shared: Path, tmp_path: Path) -> None:
+    folder, draft = shared / "models/stories260K/hf", tmp_path / "draft"
+    trim_head(load(folder), range(0, 512, 2)).save(draft)
+    load_tokenizer(folder).save(draft)
+    few = DecodeBench(template="plain", requests=1, draft_len=2, max_new_tokens=8, batch=(1,), repeats=2)
+    frame = bench(folder, draft, settings=few)
+    assert (frame["same_text"] == 1).all()
+    assert _untrimmed(folder, tmp_path) == folder
+
+
 def test_settings_of_the_models_generation_change_no_text_and_no_work(shared: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(shared / "models/stories260K/hf", tmp_path / "model")
     prompts, limits = [[1, 403, 407]], DecodeBench(max_new_tokens=8)
-    expected = _contenders([folder] * 2, prompts, [2], limits)["plain"]()
+    expected = _contenders([folder] * 2, folder, prompts, [2], limits)["plain"]()
     never = {"suppress_tokens": expected[0][:2], "repetition_penalty": 5.0, "eos_token_id": 2}
     (folder / "generation_config.json").write_text(json.dumps(never))
-    contenders = _contenders([folder] * 2, prompts, [2], limits)
+    contenders = _contenders([folder] * 2, folder, prompts, [2], limits)
     for name in ("transformers", "transformers assisted"):
         assert contenders[name]() == expected, name
     assert _assisted(folder, folder, expected[0][:1])(prompts[0], 3, 8).tokens == 1

@@ -114,7 +114,7 @@ class Row:
 
 class Derived:
     plain_seconds: float = timing("time of the answer with plain decoding, the mean of both measurements")
-    plain_calls: float = timing("time that as many plain steps take as the answer has blocks", optional=True)
+    plain_calls: float = timing("time that as many plain steps take as the answer has blocks")
     milliseconds: float = column("time of the answer", "ms", timed=True)
 
 
