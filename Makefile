@@ -12,9 +12,6 @@ IN_TURNS := -n 2 --dist loadfile --no-loadscope-reorder
 
 WHEEL := dist/.wheel
 
-SCALES := $(patsubst workflow/scales/%.yaml,%,$(wildcard workflow/scales/*.yaml))
-PUBLISHED := $(foreach name,$(SCALES),$(if $(wildcard paper_figures/$(name)/data),$(name)))
-
 .PHONY: wheel reproduce reproduce-all reproduce-llm smoke rehearse test test-slow test-faults test-fuzz test-slurm test-server test-gpu test-vulkan figures publish check types lint docs format clean
 
 reproduce: .venv/ready  ## every table and figure of both papers at scale=laptop
@@ -63,12 +60,9 @@ test-vulkan: .venv/ready  ## the same for llama.cpp on any machine, on a softwar
 	  PYTHONPATH=$$folder GGML_VK_VISIBLE_DEVICES=0 GGML_VK_DISABLE_F16=1 pytest -s -m gpu tests/gpu/test_llama_cpp.py
 
 figures: .venv/ready  ## redraw the published figures and tables from the committed data; trains nothing
-	@for folder in paper_figures/*/data; do name=$$(basename "$$(dirname "$$folder")"); [ -e "workflow/scales/$$name.yaml" ] || \
-	  echo "paper_figures/$$name is not redrawn, because no scale has this name: make publish CONFIG=... does"; done
-	$(MAKE) -j 2 $(PUBLISHED:%=figures-%)  # two scales at a time: one starts while another draws
-
-figures-%:
-	snakemake --cores all paper_figures --config scale=$*
+	for folder in paper_figures/*/data; do name=$$(basename "$$(dirname "$$folder")"); \
+	  if [ -e "workflow/scales/$$name.yaml" ]; then snakemake --cores all paper_figures --config scale="$$name" || exit 1; \
+	  else echo "paper_figures/$$name is not redrawn, because no scale has this name: make publish CONFIG=... does"; fi; done
 
 publish: .venv/ready  ## copy a finished run's tables to paper_figures/ and redraw from there
 	set -f; snakemake --cores all publish $(if $(CONFIG),--config $$CONFIG)

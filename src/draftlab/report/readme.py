@@ -27,6 +27,7 @@ REAL_ANSWERS = {
     "osd_latency_dataset": 2,
     "osd_latency_alpha": 2,
     "beyond_served_length": 2,
+    "beyond_engine": 3,
     "beyond_quantized_latency": 2,
     "beyond_weights": 1,
     "mdss_drafts": 3,
