@@ -151,7 +151,7 @@ def test_the_server_accepts_what_replay_predicts(tmp_path: Path) -> None:
             dataclasses.replace(a, prompt_ids=[*a.prompt_ids, a.answer_ids[0]], answer_ids=a.answer_ids[1:])
             for a in (found.answers[n] for n in longer)
         ],
-        log_probs=torch.cat([found.log_probs[found.ends[n] - found.lengths[n] + 1 : found.ends[n]] for n in longer]),
+        begins=found.first_positions[longer] + 1,
     )
     blocks = walk(agree_along(load_model(tmp_path / "draft"), rest), DRAFT_LEN)
     predicted = ratio(blocks.accepted, DRAFT_LEN * blocks.blocks)
