@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pandas as pd
 import tyro
@@ -38,6 +38,18 @@ def take_turns(contenders: Mapping[str, Callable[[], T]], repeats: int) -> tuple
             if turn:  # the first turn warms up
                 seconds[name].append(time.process_time() - begun)
     return seconds, results
+
+
+def hub_network(folder: Path, dtype: str = "float32") -> Any:
+    """A model in transformers without generation settings of its own, which may have a penalty for repetition."""
+    import torch
+    from transformers import GenerationConfig
+
+    from draftlab.models import hf
+
+    network = hf.load(folder, getattr(torch, dtype)).network
+    network.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]
+    return network
 
 
 def run(main: Callable[..., None]) -> None:

@@ -22,7 +22,7 @@ from typing import Any, Literal
 import pandas as pd
 import torch
 
-from benchmarks import Turns, run, show, take_turns
+from benchmarks import Turns, hub_network, run, show, take_turns
 from benchmarks.online import decode_as_the_repository
 from draftlab.core.settings import Count, Dtype, Flat, Template
 from draftlab.core.verify.sampled import ranked
@@ -35,7 +35,7 @@ from draftlab.engine.speculate import speculate
 from draftlab.errors import UserError
 from draftlab.files.json_files import read_jsonl
 from draftlab.latency.comparison import compare
-from draftlab.models import check_same_tokenizer, hf, load_model, load_tokenizer
+from draftlab.models import check_same_tokenizer, load_model, load_tokenizer
 from draftlab.models.config import read_config
 from draftlab.models.llama import Llama
 from draftlab.models.trimmed import widen
@@ -138,14 +138,10 @@ def _contenders(
     settings: DecodeBench,
 ) -> dict[str, Contender]:
     """Each decodes all prompts and returns the answers."""
-    from transformers import GenerationConfig
-
     draft_len, max_new_tokens = settings.draft_len, settings.max_new_tokens
     target, draft = (load_model(folder, settings.dtype) for folder in folders)
     theirs = (folders[0], their_draft)
-    hub_target, hub_draft = (hf.load(folder, getattr(torch, settings.their_dtype)).network for folder in theirs)
-    for network in (hub_target, hub_draft):
-        network.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]  # the model's own may have a penalty for repetition
+    hub_target, hub_draft = (hub_network(folder, settings.their_dtype) for folder in theirs)
     if hub_target.config.is_encoder_decoder:
         raise UserError("an encoder-decoder", file=folders[0], remedy="this benchmark compares decoder-only models")
     limits: dict[str, Any] = {"max_new_tokens": max_new_tokens, "eos_ids": eos_ids}

@@ -23,7 +23,7 @@ import pandas as pd
 import torch
 from pydantic import Field
 
-from benchmarks import Turns, run, show
+from benchmarks import Turns, hub_network, run, show
 from draftlab.core.settings import Count, Flat, Template
 from draftlab.data.prompts import Prompt
 from draftlab.errors import UserError
@@ -31,7 +31,7 @@ from draftlab.files.json_files import read_jsonl
 from draftlab.latency.comparison import compare
 from draftlab.latency.loop import Block, DraftLength, Generation, begin, fixed, speculate
 from draftlab.latency.pair import inflated
-from draftlab.models import hf, load_tokenizer
+from draftlab.models import load_tokenizer
 from draftlab.models.backend import EngineOptions
 from draftlab.models.chat import pieces
 from draftlab.models.cores import pinned
@@ -230,11 +230,7 @@ def _run_tool(command: list[str], tokens: int, given: bool, text: str, draft_len
 
 def _assisted(target: Path, draft: Path, eos_ids: Collection[int]) -> Callable[[list[int], int, int], Run]:
     """Assisted generation in transformers, which does not report how many tokens it accepted."""
-    from transformers import GenerationConfig
-
-    network, assistant = (hf.load(folder).network for folder in (target, draft))
-    for each in (network, assistant):
-        each.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]  # the model's own may have a penalty for repetition
+    network, assistant = map(hub_network, (target, draft))
     settings = assistant.generation_config
     settings.num_assistant_tokens_schedule, settings.assistant_confidence_threshold = "constant", 0.0
 

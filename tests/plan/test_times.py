@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from draftlab.plan.times import TimedJob, TimeLeft, expected, in_words, read_times, seconds_left
+from draftlab.plan.times import TimedJob, TimeLeft, expected, in_words, read_times, remembered, seconds_left
 
 
 def test_the_last_word_on_a_job_counts(tmp_path: Path) -> None:
@@ -19,6 +19,17 @@ def test_the_last_word_on_a_job_counts(tmp_path: Path) -> None:
     assert found == {"a/x": 6.0, "b/y": 4.0}
     (tmp_path / "damaged").write_text("a/x\t3.0\n" + "x" * 200_000 + "\na/x\tnan\nb/y\tinf\n")
     assert read_times([tmp_path / "damaged"]) == {"a/x": 3.0}
+
+
+def test_a_run_under_another_name_knows_the_times_of_its_scale(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder, lines in (
+        ("paper_figures/laptop/data", "a\t1\nb\t1\nc\t1\n"), ("paper_figures/mine/data", "b\t2\nc\t2\n"), ("logs", "c\t3\n")
+    ):  # fmt: skip
+        Path(folder).mkdir(parents=True)
+        Path(folder, "times.tsv").write_text(lines)
+    assert remembered("laptop", "mine", Path("logs")) == {"a": 1, "b": 2, "c": 3}
+    assert remembered("laptop", "other", Path("none")) == {"a": 1, "b": 1, "c": 1}
 
 
 def test_a_job_never_seen_takes_what_its_rule_takes_else_what_all_take() -> None:

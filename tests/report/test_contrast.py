@@ -184,7 +184,7 @@ def test_the_best_is_ranked_by_its_end(rows, sign, best):
     tables = Tables({"t": pd.concat([rows, worst])})
     found = compute(Contrast(Selection("t", RATE), best=["method"], sign=sign), tables)
     assert [option["method"] for option in found.options] == best
-    assert found.stands_out
+    assert found.alike is None
     assert found.value.estimate == pytest.approx(found.left.estimate - found.right.estimate)
 
 
@@ -194,7 +194,7 @@ def test_an_option_without_a_value_is_not_the_best(rows, sign):
     tables = Tables({"t": pd.concat([rows, absent])})
     found = compute(Contrast(Selection("t", RATE), best=["method"], sign=sign), tables)
     assert {option["method"] for option in found.options} == {"a", "b"}
-    assert found.stands_out
+    assert found.alike is None
 
 
 def test_the_best_stands_out_only_from_all_others():
@@ -203,11 +203,11 @@ def test_the_best_stands_out_only_from_all_others():
     )
     table["hits"] = [5 + i % 3 for i in range(20)] + [5 + (i + 1) % 3 for i in range(20)] + [1.0] * 20
     ask = Contrast(Selection("t", RATE), best=["method"])
-    assert not compute(ask, Tables({"t": table})).stands_out
-    assert compute(ask, Tables({"t": table[table["method"] != "b"]})).stands_out
+    assert compute(ask, Tables({"t": table})).alike
+    assert compute(ask, Tables({"t": table[table["method"] != "b"]})).alike is None
     assert compute(ask, Tables({"t": table[table["method"] == "b"]})) is None, "nothing to compare with"
     table["hits"] = [9.0] * 20 + [8.9] * 20 + [0.0, 17.0] * 10  # surely above the second, but not above the third
-    assert not compute(ask, Tables({"t": table})).stands_out
+    assert compute(ask, Tables({"t": table})).alike
 
 
 def test_an_exact_table_has_no_interval(rows):

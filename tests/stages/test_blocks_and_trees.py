@@ -141,6 +141,7 @@ def test_shapes_of_trees(inputs: live.Inputs) -> None:
     alone = trees.run(settings.model_copy(update={"shapes": ["delayed", "oracle"]}), inputs, Bench(Path()))[0]
     chosen = rows[rows["shape"].isin(["delayed", "oracle"])].reset_index(drop=True)
     pd.testing.assert_frame_equal(alone, chosen)
+    assert trees.Settings(**(common | {"nodes": [9, 9], "shapes": ["delayed"] * 2})).nodes == [9]  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="7 nodes are not a whole number"):
         trees.Settings(**(common | {"nodes": [7]}))  # type: ignore[arg-type]
 

@@ -51,16 +51,8 @@ def all_cores():
         return 1
 
 
-TIMES = times.read_times(
-    [
-        *(
-            Path("paper_figures", published, "data", times.FILE)
-            for published in (RUN.scale, RUN.name)
-        ),
-        LOGS / times.FILE,
-    ]
-)
-"""Wall seconds of earlier jobs, by the name of their log: the published ones of the scale, those of a run of this name, those of this folder."""
+TIMES = times.remembered(RUN.scale, RUN.name, LOGS)
+"""Wall seconds of earlier jobs, by the name of their log."""
 
 
 def timed_job(job):

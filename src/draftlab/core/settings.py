@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal, TypeVar
 
 import tyro
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 Count = Annotated[int, Field(gt=0)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
@@ -28,6 +28,8 @@ Dtype = Literal["float32", "bfloat16", "float16", "fast"]
 Template = Literal["vicuna_v1.1", "vicuna_short", "plain", "own", "rendered"]
 """``rendered``: prompts are in the target's chat template already, so that their special tokens are no text."""
 T = TypeVar("T")
+Distinct = Annotated[list[T], AfterValidator(lambda values: [*dict.fromkeys(values)])]
+"""Values to compare: one that is named twice is measured, and counted, once."""
 Flat = Annotated[T, tyro.conf.arg(name="")]
 """Settings whose fields each become a flag."""
 

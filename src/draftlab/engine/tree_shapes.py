@@ -66,6 +66,11 @@ class RecordedTexts:
         return self.texts.draft_logits.topk(max(self.sizes), -1).indices
 
     @functools.cached_property
+    def distributions(self) -> tuple[Float64[Tensor, "positions tokens"], Float64[Tensor, "positions tokens"]]:
+        """Those of the target and the draft, on the tokens that either can write."""
+        return restrict_pair(self.texts.target_probs, to_probs(self.texts.draft_logits, self.draft[1]))
+
+    @functools.cached_property
     def by_draft(self) -> dict[int, Blocks]:
         """The blocks of the trees that the draft is most confident of, by their number of tokens."""
         return self._by_confidence(self.draft)
@@ -134,8 +139,8 @@ def oracle(along: RecordedTexts, nodes: int) -> Blocks:
 
 def ceiling(along: RecordedTexts, nodes: int) -> Blocks:
     """What no verifier of the sequences can exceed."""
-    drafts, draft = nodes // along.depth, to_probs(along.texts.draft_logits, along.draft[1])
-    best = optimum_iid(*restrict_pair(along.texts.target_probs, draft), drafts).cpu().numpy()
+    drafts = nodes // along.depth
+    best = optimum_iid(*along.distributions, drafts).cpu().numpy()
     return ceiling_of(along.agreeing, best, along.texts.lengths, drafts, along.depth)
 
 

@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 
 from draftlab.errors import UserError
 from draftlab.files.weights import weight_files
-from draftlab.models.config import rope_of
+from draftlab.models.config import another_head, rope_of
 
 Array = Float[np.ndarray, "..."]
 Shapes = dict[str, tuple[int, ...]]
@@ -57,8 +57,7 @@ class Checkpoint:
         if shape == self.shapes[embedding] and np.array_equal(self.read(HEAD), self.read(embedding)):
             return
         if config["model_type"] != "t5":
-            what = "config.json says that the head is the embedding, but the folder has another head"
-            raise UserError(what, file=folder, remedy="set tie_word_embeddings to false, or remove lm_head.weight")
+            raise another_head(folder)
         if shape != self.shapes[embedding]:
             what = f"{HEAD} has shape {shape}, but config.json implies {self.shapes[embedding]}"
             raise UserError(what, file=folder, remedy="use the config.json of these weights")

@@ -131,6 +131,12 @@ def read_config(folder: Path | str) -> dict[str, Any]:
     return raw | {name: value for name, value in fields.items() if value is not None and raw.get(name) is None}
 
 
+def another_head(folder: Path) -> UserError:
+    """The error where ``config.json`` calls the head the embedding, and the weights have another one."""
+    what = "config.json says that the head is the embedding, but the folder has another head"
+    return UserError(what, file=folder, remedy="set tie_word_embeddings to false, or remove lm_head.weight")
+
+
 def rope_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """How positions rotate: ``rope_scaling``, which in transformers, too, prevails over ``rope_parameters``; {} if neither says."""
     return config.get("rope_scaling") or config.get("rope_parameters") or {}

@@ -29,7 +29,7 @@ from draftlab.files.atomic import atomic_dir
 from draftlab.files.seals import seal
 from draftlab.models import TokenIds
 from draftlab.models.batching import pad_requests
-from draftlab.models.config import read_config, rope_of
+from draftlab.models.config import another_head, read_config, rope_of
 from draftlab.models.head import spread
 from draftlab.models.llama_decoder import LlamaDecoder
 from draftlab.models.llama_files import from_hub, has_another_head, to_hub
@@ -211,8 +211,7 @@ def load(folder: Path | str, dtype: torch.dtype = torch.float32, device: torch.d
     model = Llama(config, torch.device("meta"))
     tensors = read_weights(folder, device or torch.device("cpu"))
     if config.tie_word_embeddings and has_another_head(tensors):
-        what = "config.json says that the head is the embedding, but the folder has another head"
-        raise UserError(what, file=folder, remedy="set tie_word_embeddings to false, or remove lm_head.weight")
+        raise another_head(folder)
     try:
         state = from_hub(config, tensors)
         kept = {"kept": state.pop("kept")} if config.head_tokens else {}

@@ -42,6 +42,12 @@ def read_times(files: Iterable[Path]) -> dict[str, float]:
     return times
 
 
+def remembered(scale: str, name: str, logs: Path) -> dict[str, float]:
+    """Seconds of each job as published for this scale, as published for a run of this name, and as in the ``logs``; later ones prevail."""
+    published = [Path("paper_figures", folder, "data", FILE) for folder in (scale, name)]
+    return read_times([*published, logs / FILE])
+
+
 def expected(jobs: Mapping[int, TimedJob], known: Mapping[str, float]) -> dict[int, float]:
     """Seconds that each job should take: its known time, else the mean of its rule, else the mean of all jobs; 1 where nothing is known."""
     by_rule: dict[str, list[float]] = {}

@@ -59,8 +59,8 @@ class Contrast:
 class Result:
     """The ``value`` of a contrast in one ``group``, and the estimates of its two sides.
 
-    ``options`` are the compared settings of ``best``, the best first; ``stands_out`` says whether it differs from each of the others, and
-    ``alike`` is the first from which it does not, with the difference.
+    ``options`` are the compared settings of ``best``, the best first; ``alike`` is the first from which it does not differ, with the
+    difference (None: it stands out).
     """
 
     group: Mapping[str, Any]
@@ -68,7 +68,6 @@ class Result:
     left: Interval
     right: Interval
     options: Sequence[Mapping[str, Any]] = ()
-    stands_out: bool = False
     alike: tuple[Mapping[str, Any], Interval] | None = None
 
 
@@ -179,7 +178,7 @@ def _rank(
     by_name = {key: options[key].sort_index() for key in ranked}  # so that no draw depends on the order of the file
     gaps = (_relate(contrast, by_name[first], by_name[other], tables) for other in ranked[1:])
     alike = next((pair for pair in zip(settings[1:], gaps, strict=True) if decide(pair[1]) == "level"), None)
-    return Result(group, value, estimates[first], estimates[second], settings, alike is None, alike)
+    return Result(group, value, estimates[first], estimates[second], settings, alike)
 
 
 def _estimate(selection: Selection, sums: pd.DataFrame, tables: Tables) -> Interval:

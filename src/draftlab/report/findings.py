@@ -54,7 +54,7 @@ def sentence(experiment: str, table: pd.DataFrame, finding: Finding) -> str:
     groups = [result for result in groups if isfinite(result.value.estimate)]
     sign = "+" if finding.best or finding.right != 0 else ""  # an estimate that is compared with 0 is not a difference
     parts = [f"{_describe(result.group)}: {_show_group(result, digits, sign)}" for result in groups]
-    side = decide(pooled.value) if pooled.stands_out or not finding.best else "level"
+    side = "level" if pooled.alike else decide(pooled.value)
     sides = {decide(result.value) for result in groups} if finding.apart else {side}
     text: str = getattr(finding, sides.pop() if len(sides) == 1 else "level") or finding.level
     sentence = text.format(

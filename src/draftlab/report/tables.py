@@ -116,7 +116,7 @@ def _stands_out(cells: pd.DataFrame, contrast: Contrast, layout: Layout, source:
     keys = [*layout.rows, *layout.columns]
     sign: Literal[1, -1] = 1 if layout.best == "largest" else -1
     ranked = compute_each(replace(contrast, each=layout.rows, best=layout.columns, sign=sign), source)
-    bold = [{**result.group, **result.options[0]} for result in ranked if result.stands_out]
+    bold = [{**result.group, **result.options[0]} for result in ranked if result.alike is None]
     return [{key: cell[key] for key in keys} in bold for cell in tidy.records(cells)]
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field
 
-from draftlab.core.settings import Dataset, NonNegativeInt, TopP
+from draftlab.core.settings import Dataset, Distinct, NonNegativeInt, TopP
 from draftlab.core.settings import Settings as Base
 from draftlab.engine.settings import Answers
 from draftlab.stages._inputs import TargetAndDraft
@@ -24,7 +24,7 @@ class Decoding(Base):
     """Held-out requests are decoded in batches."""
 
     pair: str = Field("multidraft", description="the pair from which an experiment takes its target and drafts")
-    datasets: list[Dataset] = Field([], description="which of the pair's datasets to use; if none is named, all")
+    datasets: Distinct[Dataset] = Field([], description="which of the pair's datasets to use; if none is named, all")
     distilled: Dataset | None = Field(
         None, description="use the draft that osd_offline distilled on this dataset, not the pair's undistilled one"
     )

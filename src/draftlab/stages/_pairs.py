@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
-from draftlab.core.settings import Dataset, NonNegativeInt, Settings, TopP
+from draftlab.core.settings import Dataset, Distinct, NonNegativeInt, Settings, TopP
 from draftlab.stages._places import Places
 from draftlab.stages._stage import Files, NoInputs, column
 
@@ -21,19 +21,13 @@ class OnPairs(Settings):
     """Settings of experiments on recorded probability pairs."""
 
     pair: str = Field("multidraft", description="the pair from which an experiment takes its target and drafts")
-    datasets: list[Dataset] = Field([], description="which of the pair's datasets to use; if none is named, all")
+    datasets: Distinct[Dataset] = Field([], description="which of the pair's datasets to use; if none is named, all")
     synthetic: bool = Field(False, description="also use the synthetic family of model-like distributions")
     distilled: bool = Field(False, description="use for each dataset the draft that osd_offline distilled on it")
     positions: int = Field(gt=0, default=1_000_000, description="most positions used of each dataset")
     top_k: int = Field(ge=0, default=0, description="most probable tokens that are kept; 0: all")
     top_p: TopP = 1.0
     seed: NonNegativeInt = Field(0, description="seed of the synthetic family")
-
-    @field_validator("*")
-    @classmethod
-    def _each_once(cls, value: object) -> object:
-        """A scheme or number that is named twice is measured once."""
-        return list(dict.fromkeys(value)) if isinstance(value, list) else value
 
     def sampling(self, temperature: float) -> Sampling:
         """How a model is sampled at this temperature."""

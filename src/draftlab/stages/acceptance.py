@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field, model_validator
 
 from draftlab.core.measure import Measure
-from draftlab.core.settings import Count, NotNegative
+from draftlab.core.settings import Count, Distinct, NotNegative
 from draftlab.progress import progress
 from draftlab.stages._pairs import OnPairs, PairsRow, RecordedPairs
 from draftlab.stages._schemes import Scheme
@@ -35,11 +35,11 @@ WRITTEN = {"target_temperature": 1.0, "top_k": 5, "top_p": 1.0}
 
 
 class Settings(OnPairs):
-    schemes: list[Scheme] = Field(
+    schemes: Distinct[Scheme] = Field(
         min_length=1, description="how drafts are verified; single_path and block: along a drafted path of 4 tokens"
     )
-    num_drafts: list[Count] = Field(min_length=1, description="numbers of drafted tokens of a position")
-    draft_temperature: list[NotNegative] = Field(min_length=1, description="temperatures of the draft")
+    num_drafts: Distinct[Count] = Field(min_length=1, description="numbers of drafted tokens of a position")
+    draft_temperature: Distinct[NotNegative] = Field(min_length=1, description="temperatures of the draft")
     target_temperature: float = Field(1.0, gt=0, description="temperature of the target")
 
     @model_validator(mode="after")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field, model_validator
 
 from draftlab.core.measure import Measure
-from draftlab.core.settings import Count
+from draftlab.core.settings import Count, Distinct
 from draftlab.errors import UserError
 from draftlab.stages._counts import UnroundedCounts
 from draftlab.stages._inputs import Distillation
@@ -29,7 +29,7 @@ class Settings(TimedUpdates):
     FLOPs as the online draft's training takes.
     """
 
-    intervals: list[Count] = Field(min_length=1, description="numbers of requests between two updates to compare")
+    intervals: Distinct[Count] = Field(min_length=1, description="numbers of requests between two updates to compare")
     larger: str = Field("draft_large", description="the larger static draft: folder below models/")
     measurements: int = Field(gt=0, description="times that each step and update is timed, interleaved")
     context: int = Field(gt=0, default=128, description="tokens in the caches")

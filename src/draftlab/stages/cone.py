@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from draftlab.core.measure import Measure
-from draftlab.core.settings import Count, NonNegativeInt
+from draftlab.core.settings import Count, Distinct, NonNegativeInt
 from draftlab.core.settings import Settings as Base
 from draftlab.stages._stage import Bench, Facts, NoInputs, column, stage_of
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 class Settings(Base):
-    num_tokens: list[Count] = Field(min_length=1, description="numbers of tokens of the vocabulary")
-    num_drafts: list[Count] = Field(min_length=1, description="numbers of drafted tokens")
+    num_tokens: Distinct[Count] = Field(min_length=1, description="numbers of tokens of the vocabulary")
+    num_drafts: Distinct[Count] = Field(min_length=1, description="numbers of drafted tokens")
     cases: int = Field(
         gt=0, description="random distributions per size, on which formula and linear program are compared"
     )

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from draftlab.core import theory
 from draftlab.core.measure import Measure
-from draftlab.core.settings import Count, ShareBelow1
+from draftlab.core.settings import Count, Distinct, ShareBelow1
 from draftlab.latency.settings import Engine
 from draftlab.progress import progress
 from draftlab.stages._inputs import TargetAndDraft
@@ -40,8 +40,8 @@ INTERRUPTED = 1.5
 
 
 class Settings(Engine):
-    alpha: list[ShareBelow1] = Field(min_length=1, description="acceptances per drafted token, as set")
-    draft_len: list[Count] = Field(min_length=1, description="numbers of tokens drafted for one call of the target")
+    alpha: Distinct[ShareBelow1] = Field(min_length=1, description="acceptances per drafted token, as set")
+    draft_len: Distinct[Count] = Field(min_length=1, description="numbers of tokens drafted for one call of the target")
     blocks: int = Field(gt=0, description="interleaved blocks of each alpha and draft length")
     rounds: int = Field(gt=0, description="speculative rounds of a block: a draft and its verification")
 

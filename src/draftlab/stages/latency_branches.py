@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from draftlab.core.measure import Measure
-from draftlab.core.settings import Count
+from draftlab.core.settings import Count, Distinct
 from draftlab.errors import UserError
 from draftlab.latency.settings import Engine
 from draftlab.progress import progress
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Settings(Engine):
-    num_drafts: list[Count] = Field(min_length=1, description="numbers of branches that one call verifies")
+    num_drafts: Distinct[Count] = Field(min_length=1, description="numbers of branches that one call verifies")
     draft_len: int = Field(gt=0, description="tokens of each branch")
     context: int = Field(gt=0, default=128, description="tokens before the branches")
     blocks: int = Field(gt=0, description="interleaved measurements of each number of branches")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from draftlab.core.measure import Measure
-from draftlab.core.settings import Count
+from draftlab.core.settings import Count, Distinct
 from draftlab.latency.settings import Engine
 from draftlab.stages._inputs import TargetAndDraft
 from draftlab.stages._stage import Bench, Facts, column, stage_of, timing
@@ -21,9 +21,9 @@ FILLER = 32
 
 class Settings(Engine):
     role: str = Field("draft", description="the draft of the pair that an experiment takes")
-    context: list[Count] = Field(min_length=1, description="context lengths, in tokens")
-    batch: list[Count] = Field(min_length=1, description="numbers of requests in a call")
-    verified: list[Annotated[int, Field(ge=2)]] = Field(
+    context: Distinct[Count] = Field(min_length=1, description="context lengths, in tokens")
+    batch: Distinct[Count] = Field(min_length=1, description="numbers of requests in a call")
+    verified: Distinct[Annotated[int, Field(ge=2)]] = Field(
         min_length=1, description="numbers of tokens of a request that one call of the target verifies"
     )
     blocks: int = Field(gt=0, description="number of measurements of each step, in shuffled order")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from draftlab.core.measure import Measure
-from draftlab.core.settings import Count, ShareBelow1
+from draftlab.core.settings import Count, Distinct, ShareBelow1
 from draftlab.core.theory import expected_block_length
 from draftlab.errors import UserError
 from draftlab.latency.settings import Engine
@@ -26,8 +26,8 @@ STEPS = 4  # plain, on each side of the speculative rounds
 
 
 class Settings(Engine):
-    alpha: list[ShareBelow1] = Field(min_length=1, description="acceptances per drafted token, as set")
-    length: list[Count] = Field(min_length=1, description="lengths of the answer, in tokens")
+    alpha: Distinct[ShareBelow1] = Field(min_length=1, description="acceptances per drafted token, as set")
+    length: Distinct[Count] = Field(min_length=1, description="lengths of the answer, in tokens")
     prefix: int = Field(gt=0, default=512, description="tokens before the answer")
     draft_len: int = Field(gt=0, description="tokens drafted for one call of the target")
     blocks: int = Field(gt=0, description="interleaved blocks of each alpha and length")

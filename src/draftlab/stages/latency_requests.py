@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from pydantic import Field
 
 from draftlab.core.measure import Measure
-from draftlab.core.settings import Dataset, ShareBelow1
+from draftlab.core.settings import Dataset, Distinct, ShareBelow1
 from draftlab.engine.answers import in_full, recorded_name
 from draftlab.errors import UserError
 from draftlab.latency.settings import Engine
@@ -64,7 +64,7 @@ class Settings(Engine):
     distilled: Literal["osd_offline", "traffic_verdict"] = Field(
         "osd_offline", description="the experiment that distilled the draft"
     )
-    contenders: list[str] = Field(
+    contenders: Distinct[str] = Field(
         [BEFORE, DISTILLED],
         min_length=1,
         description="the drafts: before (the pair's undistilled draft), distilled, or the name of another draft of the pair, used unchanged",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from draftlab.core.measure import Measure
-from draftlab.core.settings import Count, NonNegativeInt, NotNegative
+from draftlab.core.settings import Count, Distinct, NonNegativeInt, NotNegative
 from draftlab.stages._batches import by_batch
 from draftlab.stages._decoding import DecodedRow, Decoding, Inputs
 from draftlab.stages._measures import BLOCK_EFFICIENCY
@@ -40,23 +40,23 @@ PLAIN = "plain"
 class Contest(Decoding):
     """Every combination of the lists is a contender, unless its linear program has more tokens than its ``alphabet``."""
 
-    schemes: list[LiveScheme] = Field(
+    schemes: Distinct[LiveScheme] = Field(
         min_length=1,
         description="how drafts are verified; NAME+block: by blocks (or by another verifier of a path) once a single sequence is left; plain: no draft, only live",
     )
-    num_drafts: list[Count] = Field(min_length=1, description="numbers of drafted sequences")
-    draft_temperature: list[NotNegative] = Field(min_length=1, description="temperatures of the drafts")
+    num_drafts: Distinct[Count] = Field(min_length=1, description="numbers of drafted sequences")
+    draft_temperature: Distinct[NotNegative] = Field(min_length=1, description="temperatures of the drafts")
     first_temperature: NotNegative | None = Field(
         None, description="temperature of the first draft; None: that of the others"
     )
-    target_temperature: list[NotNegative] = Field([1.0], min_length=1, description="temperatures of the target")
-    top_k: list[NonNegativeInt] = Field(
+    target_temperature: Distinct[NotNegative] = Field([1.0], min_length=1, description="temperatures of the target")
+    top_k: Distinct[NonNegativeInt] = Field(
         [0], min_length=1, description="numbers of most probable tokens that are kept; 0: all"
     )
-    lp_threshold: list[Count] = Field(
+    lp_threshold: Distinct[Count] = Field(
         [5], min_length=1, description="numbers of tokens in the linear program of importance_truncated"
     )
-    alphabet: list[NonNegativeInt] = Field(
+    alphabet: Distinct[NonNegativeInt] = Field(
         [0], min_length=1, description="numbers of tokens that importance_truncated ranks; 0: all"
     )
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from draftlab.core.measure import Measure
-from draftlab.core.settings import Count, Dataset
+from draftlab.core.settings import Count, Dataset, Distinct
 from draftlab.stages._counts import UnroundedCounts
 from draftlab.stages._inputs import Distillation
 from draftlab.stages._measures import ALPHA, BLOCK_EFFICIENCY
@@ -35,11 +35,11 @@ class Settings(TimedUpdates, Serving):
     Like released ones, the heads first learn other answers of their target: those to ``warm_requests`` of each dataset in ``warm``.
     """
 
-    warm: list[Dataset] = Field(min_length=1, description="datasets that the heads learn before the stream")
+    warm: Distinct[Dataset] = Field(min_length=1, description="datasets that the heads learn before the stream")
     warm_requests: int = Field(gt=0, description="most requests of each of these datasets")
     heads_learning_rate: float = Field(gt=0, description="learning rate of the heads, in place of learning_rate")
     widths: list[Count] = Field(min_length=1, description="number of guesses in the tree, for each head")
-    verifiers: list[Literal["rrs", "greedy", "typical"]] = Field(
+    verifiers: Distinct[Literal["rrs", "greedy", "typical"]] = Field(
         ["rrs", "typical"], description="how the tree is verified at temperature 1; typical is not lossless"
     )
     live_requests: int = Field(gt=0, description="held-out requests that every contender decodes")

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from draftlab.core import theory
 from draftlab.core.measure import Measure
-from draftlab.core.settings import Count, Dataset, Share
+from draftlab.core.settings import Count, Dataset, Distinct, Share
 from draftlab.core.settings import Settings as Base
 from draftlab.core.theory import ModelSize
 from draftlab.errors import UserError
@@ -39,8 +39,10 @@ class Settings(Base):
     rounded: tuple[float, float] = Field(
         description="the block lengths that the paper uses for these alphas, in tokens"
     )
-    update_interval: list[Count] = Field(min_length=1, description="numbers of requests from one update to the next")
-    batch: list[Count] = Field(min_length=1, description="numbers of requests that share a load of weights")
+    update_interval: Distinct[Count] = Field(
+        min_length=1, description="numbers of requests from one update to the next"
+    )
+    batch: Distinct[Count] = Field(min_length=1, description="numbers of requests that share a load of weights")
 
 
 class Row:

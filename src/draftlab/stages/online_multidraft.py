@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from draftlab.core.settings import Dataset, Dtype, NonNegativeInt
+from draftlab.core.settings import Dataset, Distinct, Dtype, NonNegativeInt
 from draftlab.core.settings import Settings as Base
 from draftlab.engine.answers import recorded_name
 from draftlab.errors import UserError
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 class Settings(Base):
     pair: str = Field("main", description="the pair from which an experiment takes its target and drafts")
     topics: list[Dataset] = Field(min_length=2, description="datasets, each of which has a specialist among the drafts")
-    schemes: list[Verifier] = Field(
+    schemes: Distinct[Verifier] = Field(
         ["importance_truncated", "specinfer"], min_length=1, description="how several drafts are verified"
     )
     stream: int = Field(gt=0, description="requests of each topic that drafts learn from")
@@ -47,7 +47,7 @@ class Settings(Base):
     max_new_tokens: int = Field(gt=0, description="most tokens of an answer")
     temperature: float = Field(1.0, gt=0, description="temperature at which target and drafts sample")
     device: Literal["cpu", "cuda"] = Field("cpu", description="where torch computes; in a run, the scale sets it")
-    seeds: list[NonNegativeInt] = Field(min_length=1, description="seeds of the stream's order and of the sampling")
+    seeds: Distinct[NonNegativeInt] = Field(min_length=1, description="seeds of the stream's order and of the sampling")
 
     @model_validator(mode="after")
     def _every_draft_learns(self) -> Settings:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from draftlab.core.measure import Measure
-from draftlab.core.settings import NotNegative
+from draftlab.core.settings import Distinct, NotNegative
 from draftlab.stages._pairs import OnPairs, PairsRow, RecordedPairs
 from draftlab.stages._stage import Bench, Facts, column, stage_of
 
@@ -24,8 +24,8 @@ ENTROPIES = ("under 0.1 nats", "0.1 to 0.5", "0.5 to 1", "1 to 2", "over 2 nats"
 
 class Settings(OnPairs):
     num_drafts: int = Field(gt=1, description="drafted tokens of a position")
-    target_temperature: list[NotNegative] = Field(min_length=1, description="temperatures of the target")
-    draft_temperature: list[NotNegative] = Field(min_length=1, description="temperatures of the draft")
+    target_temperature: Distinct[NotNegative] = Field(min_length=1, description="temperatures of the target")
+    draft_temperature: Distinct[NotNegative] = Field(min_length=1, description="temperatures of the draft")
 
 
 class Row(PairsRow):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from draftlab.core.measure import Measure
-from draftlab.core.settings import Count
+from draftlab.core.settings import Count, Distinct
 from draftlab.core.settings import Settings as Base
 from draftlab.stages._stage import Bench, Facts, NoInputs, column, stage_of
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Settings(Base):
-    num_drafts: list[Count] = Field(min_length=1, description="numbers of drafted tokens")
+    num_drafts: Distinct[Count] = Field(min_length=1, description="numbers of drafted tokens")
     points: int = Field(gt=1, description="evenly spaced targets of each panel")
 
 

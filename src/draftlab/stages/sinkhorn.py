@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from draftlab.core.measure import Measure
-from draftlab.core.settings import Count, NonNegativeInt, NotNegative
+from draftlab.core.settings import Count, Distinct, NonNegativeInt, NotNegative
 from draftlab.stages._pairs import OnPairs, PairsRow, RecordedPairs
 from draftlab.stages._stage import Bench, Facts, column, stage_of, timing
 from draftlab.stages.acceptance import Derived, derive
@@ -21,10 +21,10 @@ PEERS = ("optimal", "importance_truncated", "k_seq", "specinfer")
 
 
 class Settings(OnPairs):
-    num_drafts: list[Count] = Field(min_length=1, description="numbers of drafted tokens of a position")
-    draft_temperature: list[NotNegative] = Field(min_length=1, description="temperatures of the draft")
-    iterations: list[NonNegativeInt] = Field(min_length=1, description="numbers of Sinkhorn iterations")
-    sharpness: list[NotNegative] = Field(
+    num_drafts: Distinct[Count] = Field(min_length=1, description="numbers of drafted tokens of a position")
+    draft_temperature: Distinct[NotNegative] = Field(min_length=1, description="temperatures of the draft")
+    iterations: Distinct[NonNegativeInt] = Field(min_length=1, description="numbers of Sinkhorn iterations")
+    sharpness: Distinct[NotNegative] = Field(
         min_length=1, description="values of s: Sinkhorn's kernel gives a token e^-s if it is not drafted, else 1"
     )
     rounds: int = Field(gt=0, description="interleaved timings of each contender, of which the fastest counts")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from draftlab.core.measure import Measure
-from draftlab.core.settings import Count, NotNegative, Share
+from draftlab.core.settings import Count, Distinct, NotNegative, Share
 from draftlab.core.settings import Settings as Base
 from draftlab.stages._stage import Bench, Facts, NoInputs, column, stage_of
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class Settings(Base):
-    curves: list[tuple[Count, NotNegative]] = Field(
+    curves: Distinct[tuple[Count, NotNegative]] = Field(
         min_length=1, description="draft length in tokens, and cost of a draft step in target steps, of each curve"
     )
-    alphas: list[Share] = Field(min_length=1, description="acceptances per drafted token")
+    alphas: Distinct[Share] = Field(min_length=1, description="acceptances per drafted token")
 
 
 class Row:

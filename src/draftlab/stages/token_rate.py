@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 from pydantic import Field
 
 from draftlab.core.measure import Measure
+from draftlab.core.settings import Distinct
 from draftlab.core.settings import Settings as Base
 from draftlab.stages._places import Places
 from draftlab.stages._stage import Bench, Facts, Files, NoInputs, column, stage_of, timing
@@ -24,7 +25,7 @@ DRAFT_SHARE = 0.01
 class Settings(Base):
     """Token rate = block efficiency / (draft + v(nodes) + selection), for several pairs, all with the block efficiency of ours."""
 
-    profiles: list[str] = Field(
+    profiles: Distinct[str] = Field(
         [], description="names of hardware profiles, as for draftlab load, with known costs of the target's steps"
     )
     context: int = Field(256, ge=0, description="tokens before a block with these profiles")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, model_validator
 
-from draftlab.core.settings import Count, NonNegativeInt
+from draftlab.core.settings import Count, Distinct, NonNegativeInt
 from draftlab.files.registries import names
 from draftlab.stages._batches import by_batch
 from draftlab.stages._decoding import DecodedRow, Decoding, Inputs
@@ -28,10 +28,10 @@ else:
 
 
 class Settings(Decoding):
-    nodes: list[Count] = Field(
+    nodes: Distinct[Count] = Field(
         min_length=1, description="numbers of drafted tokens in a tree, each a multiple of draft_len"
     )
-    shapes: list[Shape] = Field(list(EVERY), min_length=1, description="shapes of trees")
+    shapes: Distinct[Shape] = Field(list(EVERY), min_length=1, description="shapes of trees")
     draft_len: int = Field(gt=1, description="drafted tokens on the longest path of a tree")
     width: Count = Field(8, description="texts that the dynamic rule extends at each depth")
     draft_temperature: float = Field(1.0, gt=0, description="temperature of the draft")

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from draftlab.core.measure import Measure
+from draftlab.core.settings import Distinct, Share
 from draftlab.core.settings import Settings as Base
-from draftlab.core.settings import Share
 from draftlab.stages._stage import Bench, Facts, NoInputs, column, stage_of
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class Settings(Base):
     draft_len: int = Field(gt=0, description="tokens drafted per call of the target")
     alpha: Share = Field(description="acceptance per drafted token")
     most: float = Field(gt=1, description="largest load, as a multiple of the trace's; the smallest is 1")
-    pairs: list[tuple[str, Positive, Positive, BlockLength, Share]] = Field(
+    pairs: Distinct[tuple[str, Positive, Positive, BlockLength, Share]] = Field(
         description="pair, parameters of target and draft in billions, printed block length, and the alpha that corresponds to it"
     )
 

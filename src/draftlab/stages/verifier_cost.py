@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from pydantic import Field
 
 from draftlab.core.measure import Measure
-from draftlab.core.settings import Count, Device, Flat, NonNegativeInt
+from draftlab.core.settings import Count, Device, Distinct, Flat, NonNegativeInt
 from draftlab.core.settings import Settings as Base
 from draftlab.errors import UserError
 from draftlab.progress import progress
@@ -59,12 +59,16 @@ ROW_BY_ROW = "importance_truncated s=5, highs"
 
 
 class Settings(Base):
-    vocabs: list[Count] = Field(
+    vocabs: Distinct[Count] = Field(
         default=[32_000, 128_000], min_length=1, description="sizes of the vocabulary, in tokens"
     )
-    num_drafts: list[Count] = Field(default=[2, 4], min_length=1, description="numbers of drafted tokens of a position")
-    batches: list[Count] = Field(default=[1, 8, 32], min_length=1, description="numbers of positions decided at once")
-    filters: list[FilterName] = Field(
+    num_drafts: Distinct[Count] = Field(
+        default=[2, 4], min_length=1, description="numbers of drafted tokens of a position"
+    )
+    batches: Distinct[Count] = Field(
+        default=[1, 8, 32], min_length=1, description="numbers of positions decided at once"
+    )
+    filters: Distinct[FilterName] = Field(
         default=["top-p .95, sharp", "top-p .95, peaked", UNCUT],
         min_length=1,
         description="how both distributions are cut, and how steep they are",

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from draftlab.core.settings import (
     Count,
     Dataset,
     Device,
+    Distinct,
     InflatedFfn,
     InflatedLayers,
     NonNegativeInt,
@@ -106,7 +107,7 @@ class Offline(Training):
         description="requests answered at once if the draft takes part, which is then up to sample_batch / batch updates old",
     )
     probes: int = Field(0, ge=0, description="number of measurements per epoch while training")
-    draft_lens: list[Count] = Field([], description="further draft lengths to measure, in tokens")
+    draft_lens: Distinct[Count] = Field([], description="further draft lengths to measure, in tokens")
     live: bool = Field(False, description="also decode the held-out requests with target and draft together, and count")
     timed: bool = Field(False, description="add the column learning_seconds of each measurement")
 
@@ -136,10 +137,10 @@ class ReplayLog(Serving):
     One copy of the draft is distilled on the stream; another serves it once and learns from it.
     """
 
-    draft_lens: list[Count] = Field(
+    draft_lens: Distinct[Count] = Field(
         [1, 2, 3, 4, 5, 6, 7, 8], min_length=1, description="draft lengths to compare, in tokens"
     )
-    thresholds: list[ShareBelow1] = Field(
+    thresholds: Distinct[ShareBelow1] = Field(
         [0.3, 0.45, 0.6],
         description="at temperature 0 also blocks that end where the draft is less sure of its token than this",
     )
@@ -147,11 +148,6 @@ class ReplayLog(Serving):
     ceiling: int = Field(
         12, ge=0, description="first requests on which the optimum of two and four drafts is computed; 0: none"
     )
-
-    @field_validator("draft_lens", "thresholds")
-    @classmethod
-    def _each_once(cls, values: list[float]) -> list[float]:
-        return list(dict.fromkeys(values))
 
 
 class TimedUpdates(Updates):
