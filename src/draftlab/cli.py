@@ -128,6 +128,7 @@ VERBS: dict[str, str | Callable[..., None]] = {
     "bench verify": "stages.verifier_cost:bench",
     "latency check": "latency.self_check:report",
     "gguf export": "models.gguf:export",
+    "gguf import": "models.gguf_import:write_folder",
     "gguf inflate": "latency.inflate:inflate",
     "widen": "models.trimmed:widen",
     # The steps of the workflow.

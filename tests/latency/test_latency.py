@@ -431,6 +431,22 @@ def test_pairs_that_read_ids_differently_are_refused(files: dict[str, Path], tmp
         check_pair(one, two)
 
 
+def test_a_gguf_file_is_timed_as_it_is_or_refused(files: dict[str, Path], tmp_path: Path) -> None:
+    export(files["draft_folder"], tmp_path / "draft.gguf", "q8_0", vocabulary=False)
+    for weights in ("own", "q8_0"):
+        with open_pair(tmp_path / "draft.gguf", settings=Engine(weights=weights), context_length=64) as (model,):
+            assert model.describe()["weights"] == "q8_0"
+    other = open_pair(tmp_path / "draft.gguf", settings=Engine(weights="f16"), context_length=64)
+    with pytest.raises(UserError, match=r"draft\.gguf: the file holds q8_0 weights, not f16"), other:
+        pytest.fail("the file would be timed with other weights than asked for")
+
+
+def test_a_folder_beside_a_gguf_file_has_8_bits_by_default(files: dict[str, Path], tmp_path: Path) -> None:
+    export(files["draft_folder"], tmp_path / "draft.gguf", "q4_0", vocabulary=False)
+    with open_pair(files["target_folder"], tmp_path / "draft.gguf", settings=Engine(), context_length=64) as models:
+        assert [model.describe()["weights"] for model in models] == ["q8_0", "q4_0"]
+
+
 def test_a_folder_whose_gguf_file_is_gone_says_so(files: dict[str, Path], tmp_path: Path) -> None:
     folder = shutil.copytree(files["draft_folder"], tmp_path / "draft")
     (folder / ORIGINAL).symlink_to(tmp_path / "moved.gguf")

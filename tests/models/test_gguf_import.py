@@ -145,6 +145,13 @@ def test_a_file_that_crashes_llama_cpp_is_an_error_of_one_line(tmp_path: Path, m
         assert model.vocab_size
 
 
+def test_a_folder_that_holds_the_file_is_not_replaced(tmp_path: Path) -> None:
+    file = gguf_of(network("llama", True), tmp_path / "toy")
+    with pytest.raises(UserError, match=r"it holds the model .*toy\.gguf, which would be lost"):
+        write_folder(file, file.parent)
+    assert file.is_file()
+
+
 def test_a_made_folder_keeps_the_file_its_tokenizer_and_its_template(tmp_path: Path) -> None:
     file = gguf_of(network("llama", True), tmp_path / "toy")
     hub.copy_model(str(file), tmp_path / "made")

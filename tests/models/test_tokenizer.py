@@ -138,6 +138,26 @@ def test_broken_folders_are_refused(
         load_tokenizer(folder)
 
 
+@pytest.mark.parametrize(
+    "panics",
+    [
+        {"model": {"type": "BPE", "continuing_subword_prefix": "##"}},
+        {"post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "x", "type_id": 0}}]}},
+    ],
+)
+def test_a_file_on_which_the_library_panics_is_refused(
+    trained: Tokenizer, tmp_path: Path, panics: dict[str, dict[str, Any]]
+) -> None:
+    """A panic is no ``Exception``: while the file is read, or only when a text is encoded."""
+    file = save(trained, tmp_path / "model") / "tokenizer.json"
+    content = json.loads(file.read_text())
+    for part, fields in panics.items():
+        content[part] = (content[part] if part == "model" else {"pair": [], "special_tokens": {}}) | fields
+    file.write_text(json.dumps(content))
+    with pytest.raises(UserError, match=r"tokenizer\.json: not a tokenizer: (slice index|no entry found)"):
+        load_tokenizer(file.parent)
+
+
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"nowhere: no such folder \(name the folder of a model"):
         load_tokenizer(tmp_path / "nowhere")

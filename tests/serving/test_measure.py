@@ -10,6 +10,8 @@ from pydantic import ValidationError
 
 from draftlab.errors import UserError
 from draftlab.latency import cost
+from draftlab.latency.self_check import write_toy
+from draftlab.models.gguf import export
 from draftlab.serving import load, measure, profiles
 from draftlab.serving.acceptance import from_alpha
 
@@ -38,6 +40,16 @@ def test_a_pair_is_measured_and_simulated(tmp_path: Path, monkeypatch: pytest.Mo
     assert 0 < again.per_block < again.target.tokens[256]
     assert again.draft.tokens[256] < again.target.tokens[256]
     assert set(load.best_lengths(again, from_alpha(0.9), [0, 2])["best_draft_len"]) <= {0, 2}
+
+
+def test_a_gguf_file_is_measured_as_it_is(tmp_path: Path) -> None:
+    folder, file = tmp_path / "toy", tmp_path / "toy.gguf"
+    write_toy(folder, num_hidden_layers=1, hidden_size=64, vocab_size=96, max_position_embeddings=600)
+    export(folder, file, "q4_0", vocabulary=False)
+    found = measure.measure(measure.ProfileSettings(file, folder, blocks=1))
+    assert found.engine.endswith("q4_0")
+    with pytest.raises(UserError, match=r"toy\.gguf: the file holds q4_0 weights, not f16"):
+        measure.measure(measure.ProfileSettings(file, weights="f16"))
 
 
 def test_torch_measures_the_same_grid_on_the_weights_that_are_named(shared: Path, tmp_path: Path) -> None:

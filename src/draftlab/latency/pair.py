@@ -49,12 +49,15 @@ def open_pair(
             if gone := next((path for path in paths if path.is_symlink() and not path.exists()), None):
                 what = f"the file that it leads to is gone: {gone.readlink()}"
                 raise UserError(what, file=gone, remedy="put it back, or set weights to another type")
-        default: Weights = "q8_0" if is_gguf(paths[0]) else "f32"
+        default: Weights = "q8_0" if any(map(is_gguf, paths)) else "f32"
         weights = default if settings.weights == "own" else settings.weights
         models: list[LatencyBackend] = []
         for index, path in enumerate(paths):
             model = _open(path, folder / f"{index}-{path.name}.gguf", settings, weights, engine)
             stack.callback(model.close)
+            if path.is_file() and settings.weights not in ("own", stored := model.describe()["weights"]):
+                remedy = f"set weights to own, or give the folder that `draftlab gguf import --path {path.name}` writes"
+                raise UserError(f"the file holds {stored} weights, not {settings.weights}", file=path, remedy=remedy)
             models.append(model)
         for draft in models[1:]:
             check_pair(models[0], draft)

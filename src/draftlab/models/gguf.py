@@ -34,7 +34,7 @@ from draftlab.models.checkpoint import (
     t5_depths,
 )
 from draftlab.models.config import read_config, read_eos_ids, rope_of
-from draftlab.models.tokenizer import chat_templates
+from draftlab.models.tokenizer import chat_templates, read_backend
 from draftlab.models.trimmed import HEAD_TOKENS, TABLE_DIGEST, cut_vocabulary, table_path, widen
 
 Weights = Literal["f32", "f16", "bf16", "q8_0", "q4_0"]
@@ -71,7 +71,7 @@ def export(
     **Arguments:**
     - `model`: the folder of the model
     - `out`: the GGUF file to write
-    - `weights`: type of the matrices (f16 if a row cannot be cut into blocks of 32); vectors are stored as f32
+    - `weights`: type of the matrices (f16 if a row cannot be cut into two or more blocks of 32); vectors are stored as f32
     - `vocabulary`: write the tokenizer's vocabulary too; without it, the file decodes only token ids
     - `vocabulary_of`: the GGUF file of a draft's target, whose vocabulary the draft gets
     """
@@ -89,7 +89,7 @@ def export(
         config[HEAD_TOKENS] = str(config["vocab_size"])
         config[TABLE_DIGEST] = sha256(table_path(out))
         if (model / "tokenizer.json").is_file():
-            config[VOCABULARY_KEY] = vocabulary_digest(_read_tokenizer(model / "tokenizer.json"))
+            config[VOCABULARY_KEY] = vocabulary_digest(read_backend(model / "tokenizer.json"))
         _export_folder(config, small, out, weights, False)
 
 
@@ -205,7 +205,8 @@ def _stored_as(name: str, shape: tuple[int, ...], quantization: Kind) -> Kind:
     if len(shape) != 2 or "relative_attention_bias" in name:
         return Kind.F32
     block, _ = gguf.GGML_QUANT_SIZES[quantization]
-    return Kind.F16 if shape[-1] % block else quantization  # as llama.cpp's own tool does
+    # llama.cpp's own tool does the same, but for rows of one block: its AMX kernels misread these in calls of 32 tokens or more.
+    return Kind.F16 if shape[-1] % block or shape[-1] == block > 1 else quantization
 
 
 def _t5_output_scale(config: dict[str, Any]) -> float | None:
@@ -290,7 +291,7 @@ def _copy_vocabulary(writer: gguf.GGUFWriter, file: Path, size: int) -> None:
 
 def _add_vocabulary(writer: gguf.GGUFWriter, folder: Path, config: dict[str, Any], with_text: bool) -> None:
     path, size = folder / "tokenizer.json", config["vocab_size"]
-    tokenizer = _read_tokenizer(path) if with_text or path.exists() else None
+    tokenizer = read_backend(path) if with_text or path.exists() else None
     ends = _end_tokens(config, folder)
     if with_text and len(ends) > len(ENDS):
         what = f"{len(ends)} tokens end an answer, but a GGUF file can name {len(ENDS)}"
@@ -373,15 +374,6 @@ def vocabulary_digest(tokenizer: Tokenizer) -> str:
     """SHA-256 of the tokens in the order of their ids: two models with the same digest read ids in the same way."""
     vocabulary = sorted(tokenizer.get_vocab(with_added_tokens=True).items(), key=lambda item: item[1])
     return hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()
-
-
-def _read_tokenizer(path: Path) -> Tokenizer:
-    if not path.exists():
-        raise UserError("no such file", file=path, remedy="add the tokenizer, or export without a vocabulary")
-    try:
-        return Tokenizer.from_file(str(path))
-    except Exception as error:  # the tokenizers library raises bare Exception
-        raise UserError(f"not a tokenizer: {error}", file=path, remedy="repair the file") from None
 
 
 def _space_prefix(tokenizer: dict[str, Any]) -> bool | None:

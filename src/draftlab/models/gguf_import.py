@@ -27,13 +27,14 @@ from draftlab.files.digests import sha256
 from draftlab.files.gguf_header import BIASES, read_header
 from draftlab.files.json_files import read_object, write_json
 from draftlab.files.seals import seal
+from draftlab.models.hub import check_outside
 from draftlab.models.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from draftlab.files.gguf_header import Header
-    from draftlab.models.llama import Llama, LlamaConfig
+from draftlab.models.llama import Llama, LlamaConfig
 
 ORIGINAL = "model.gguf"
 """The link in a model folder to the GGUF file from which it was made."""
@@ -190,9 +191,14 @@ def check_loads(path: Path) -> None:
         raise UserError(what, file=path, remedy="fetch or export it again")
 
 
-def write_folder(path: Path | str, out: Path | str) -> None:
-    """Write the model of a GGUF file to ``out`` in the Hugging Face layout, with a link to the file (``ORIGINAL``)."""
-    path = Path(path)
+def write_folder(path: Path, out: Path) -> None:
+    """Write the model of a GGUF file as a folder in the Hugging Face layout, with a link to the file.
+
+    **Arguments:**
+    - `path`: the GGUF file
+    - `out`: the folder to write
+    """
+    check_outside(str(path), out)
     check_loads(path)
     with atomic_dir(out) as folder:
         read_model(path).save(folder)

@@ -42,7 +42,7 @@ def copy_model(name: str, out: Path) -> None:
     if is_gguf(name):
         from draftlab.models.gguf_import import write_folder
 
-        write_folder(name, out)
+        write_folder(Path(name), out)
         return
     source = fetch(name)
     link = os.symlink if source == Path(name) else _link_or_copy

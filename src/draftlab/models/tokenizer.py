@@ -138,14 +138,28 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
     if not file.is_file():
         what = "no tokenizer.json" if Path(folder).exists() else "no such folder"
         raise UserError(what, file=folder, remedy="name the folder of a model with its tokenizer.json")
-    try:
-        backend = tokenizers.Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises bare Exception
-        raise UserError(f"not a tokenizer: {error}", file=file, remedy="fetch or make the model again") from None
+    backend = read_backend(file)
     backend.no_truncation()
     backend.no_padding()
     backend.encode_special_tokens = True  # user text never becomes a special token
     return Tokenizer(backend, read_eos_ids(folder), **chat_templates(Path(folder)))
+
+
+def read_backend(file: Path) -> tokenizers.Tokenizer:
+    """Read a tokenizer.json, and let it encode a text.
+
+    **Raises:** ``UserError`` if it does not exist, or if the library cannot read it or encode with it.
+    """
+    if not file.is_file():
+        raise UserError("no such file", file=file, remedy="use a model that has its tokenizer.json")
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(file))
+        backend.encode("a")
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # bare Exception, or pyo3's PanicException, which is none
+        raise UserError(f"not a tokenizer: {error}", file=file, remedy="fetch or make the model again") from None
+    return backend
 
 
 def chat_templates(folder: Path) -> dict[str, Any]:

@@ -33,7 +33,7 @@ class ProfileSettings:
     backend: Literal["llama_cpp", "torch"] = "llama_cpp"
     """the inference engine; torch takes model folders only"""
     weights: Literal["f32", "f16", "bf16", "q8_0", "q4_0"] | None = None
-    """type of the weights of a model folder; without one, q8_0 in llama.cpp and bf16 in torch"""
+    """type of the weights; without one, those of a GGUF file as stored, and those of a folder q8_0 in llama.cpp and bf16 in torch"""
     device: Device = "cpu"
     """where torch computes; llama.cpp has gpu-layers instead"""
     threads: int = 1
@@ -65,6 +65,7 @@ def measure(settings: ProfileSettings) -> Profile:
     ``per_block`` is the time of a block in draftlab's own loop in which no model runs.
     """
     from draftlab.files.machine import machine
+    from draftlab.files.weights import is_gguf
     from draftlab.latency.cost import around_calls
     from draftlab.latency.pair import open_pair
     from draftlab.latency.settings import Engine
@@ -74,12 +75,14 @@ def measure(settings: ProfileSettings) -> Profile:
     if min(settings.kv_tokens, settings.max_sequences) < 1 or settings.seed < 0:
         what = f"--kv-tokens is {settings.kv_tokens}, --max-sequences {settings.max_sequences}, --seed {settings.seed}"
         raise UserError(what, remedy="give at least 1 token and 1 sequence, and a seed of 0 or more")
-    weights = settings.weights or ("bf16" if settings.backend == "torch" else "q8_0")
     names = ("backend", "device", "threads", "gpu_layers")
-    engine = {name: getattr(settings, name) for name in names} | {"weights": weights}
+    engine = {name: getattr(settings, name) for name in names}
     after = max(TOKENS) + 1  # what a sequence reads after its context
     length, sequences = max(CONTEXTS) + after, max(BATCHES)
     drafts = [settings.draft] if settings.draft is not None else []
+    in_llama = "own" if any(map(is_gguf, [settings.target, *drafts])) else "q8_0"
+    default = "bf16" if settings.backend == "torch" else in_llama
+    engine["weights"] = settings.weights or default
     rng = np.random.default_rng(settings.seed)
     with open_pair(
         settings.target, *drafts, settings=Engine.model_validate(engine), context_length=length, sequences=sequences
@@ -132,7 +135,7 @@ def _names(settings: ProfileSettings, described: dict[str, Any], here: dict[str,
         device = processor if settings.device == "cpu" else described["device"]
         return device, f"torch {described['torch']}, {described['weights']}"
     version = here["packages"].get("llama-cpp-python", "")
-    return f"{processor}, {settings.gpu_layers} layers on a GPU", f"llama-cpp-python {version}"
+    return f"{processor}, {settings.gpu_layers} layers on a GPU", f"llama-cpp-python {version}, {described['weights']}"
 
 
 def fit(times: Times) -> Costs:
