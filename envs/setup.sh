@@ -40,11 +40,13 @@ pip() {
 # Flags for the instructions that both this processor and the compiler know. Without them, verifying several tokens costs almost
 # as much as decoding them, and speculation hardly pays. GGML_NATIVE would add AMX, which gcc 12 compiles into a crash.
 has() { grep -qw "$1" "${CPUINFO:-/proc/cpuinfo}" 2>/dev/null && "$2" "$3" -fsyntax-only -x c++ /dev/null 2>/dev/null; }
-kernels() {
+avx512() {
     for pair in avx512bw:AVX512 avx512vbmi:AVX512_VBMI avx512_vnni:AVX512_VNNI avx512_bf16:AVX512_BF16 avx_vnni:AVX_VNNI; do
         name=${pair%%:*}
         if has "$name" c++ "-m$(printf '%s' "$name" | tr -d _)"; then printf ' -DGGML_%s=ON' "${pair#*:}"; fi
     done
+}
+amx() {
     for version in 21 20 19 18 17 16; do
         has amx_tile "clang++-$version" -mamx-int8 || continue
         printf ' -DCMAKE_C_COMPILER=clang-%s -DCMAKE_CXX_COMPILER=clang++-%s' "$version" "$version"
@@ -84,12 +86,17 @@ more=${LLAMA_CMAKE_ARGS-$(cat .venv/llama-flags 2>/dev/null || :)}  # default: t
 clear=
 [ "$(.venv/bin/python --version 2>/dev/null)" = "$("$python" --version)" ] || clear=--clear
 "$python" -m venv $clear .venv >>"$log" 2>&1 || fail "cannot make .venv (details: $log)"
-kernels=$(kernels)
-choose "$kernels"
-if [ -e "$wheels/fails" ]; then kernels="" && choose ""; fi
+# The flags to try, the best first. Those whose wheel failed its self-check before are not tried again.
+avx512=$(avx512)
+amx=$(amx)
+set -- ""
+[ -z "$avx512" ] || set -- "$avx512" "$@"
+[ -z "$amx" ] || set -- "$avx512$amx" "$@"
+choose "$1"
+while [ -e "$wheels/fails" ]; do shift && choose "$1"; done
 if ! ls "$wheels"/$wheel >/dev/null 2>&1; then
     make_cache
-    step "compiling llama.cpp in the background (3 minutes on 2 cores, only once: the wheel is kept in $wheels)"
+    step "compiling llama.cpp in the background (3 to 7 minutes on 2 cores, only once: the wheel is kept in $wheels)"
 fi
 compile 2>.venv/llama.error &
 compiling=$!
@@ -99,16 +106,15 @@ pip install --no-deps --require-hashes -r envs/hashes.txt  # first: pip compares
 pip install -c envs/constraints.txt torch ${PIP_ARGS:-}
 wait $compiling && compiled=yes || compiled=
 trap - EXIT
-if [ -z "$compiled" ] || ! works; then
-    [ -n "$compiled$kernels" ] || { cat .venv/llama.error >&2; exit 1; }
-    [ -n "$kernels" ] || fail "llama.cpp fails its self-check (details: $log)"
-    step "llama.cpp built for all instructions of this processor fails: compiling it for common instructions only"
+until [ -n "$compiled" ] && works; do
+    [ -n "$compiled" ] || [ $# -gt 1 ] || { cat .venv/llama.error >&2; exit 1; }
+    [ $# -gt 1 ] || fail "llama.cpp fails its self-check (details: $log)"
+    step "llama.cpp built for all instructions of this processor fails: compiling it for fewer of them"
     # A compilation may fail for once (network, memory, disk), so only a wheel that fails its self-check is never tried again.
     if [ -n "$compiled" ]; then make_cache && touch "$wheels/fails"; fi
-    choose ""
-    compile
-    works || fail "llama.cpp fails its self-check (details: $log)"
-fi
+    shift && choose "$1"
+    (compile) 2>.venv/llama.error && compiled=yes || compiled=
+done
 printf '%s\n' "$more" >.venv/llama-flags
 touch .venv/ready
 step "installed; to use it in your shell: . .venv/bin/activate"

@@ -139,6 +139,17 @@ def test_a_build_that_fails_its_self_check_is_not_kept(checkout, setup):
     assert flags(setup()) == []  # it is not tried again
 
 
+def test_a_build_that_fails_with_amx_keeps_the_other_instructions(checkout, setup):
+    (checkout / "cpuinfo").write_text("flags: avx512bw amx_tile\n")
+    stand_in(checkout, "clang++-16", "exit 0")
+    python = (checkout / "bin/python3").read_text()
+    once = """case "$*" in *self_check*) if [ ! -e failed ]; then touch failed; exit 1; fi ;; esac\n"""
+    (checkout / "bin/python3").write_text(python.replace("#!/bin/sh\n", f"#!/bin/sh\n{once}"))
+    amx = {"AVX512", "AMX_TILE", "AMX_INT8", "AMX_BF16"}
+    assert flags(setup()) == [amx, {"AVX512"}]
+    assert flags(setup()) == []
+
+
 def test_what_a_failed_setup_leaves_is_not_ready(checkout, setup):
     setup()
     assert (checkout / ".venv/ready").exists()
