@@ -9,7 +9,7 @@ import tyro
 from draftlab import cli, docstrings
 from draftlab.core.verify import VERIFIERS
 from draftlab.files.packages import PACKAGES
-from draftlab.serving.emit import EMITTERS
+from draftlab.serving.engines import EMITTERS
 from draftlab.serving.profiles import shipped
 
 

@@ -33,8 +33,8 @@ from draftlab.files.json_files import write_jsonl
 from draftlab.models import load_model, load_tokenizer
 from draftlab.models.gguf import export
 from draftlab.models.tokenizer import train_tokenizer
-from draftlab.serving.emit import Deployment
-from draftlab.serving.emit import llama_cpp as emit_llama_cpp
+from draftlab.serving.engines import Deployment
+from draftlab.serving.engines import llama_cpp as emit_llama_cpp
 from tests.pair import VOCAB, small_llama
 
 pytestmark = pytest.mark.server

@@ -17,9 +17,9 @@ import yaml
 from numpy.testing import assert_allclose
 
 from draftlab.errors import UserError
-from draftlab.serving import emit, monitor, records
+from draftlab.serving import emit, engines, monitor, records
 from draftlab.serving.acceptance import from_alpha, from_histograms
-from draftlab.serving.emit import Deployment
+from draftlab.serving.engines import Deployment
 from draftlab.serving.monitor import Bounds, Promise
 from draftlab.serving.records import SpeculationCounts
 from rehearsal.hub import listening
@@ -32,11 +32,11 @@ WANTED = Deployment("T.gguf", "D.gguf", 4, RANGES, acceptance=from_alpha(0.5), r
 
 
 def test_vllm_drafts_from_the_distribution_unless_told_otherwise() -> None:
-    found = json.loads(emit.vllm(WANTED).text)
+    found = json.loads(engines.vllm(WANTED).text)
     assert found["method"] == "draft_model"
     assert found["draft_sample_method"] == "probabilistic"
     assert found["num_speculative_tokens_per_batch_size"] == [[1, 4, 4], [5, 64, 3], [65, 128, 1], [129, 512, 0]]
-    greedy = emit.vllm(Deployment("T", "D", 2, sampled=False))
+    greedy = engines.vllm(Deployment("T", "D", 2, sampled=False))
     assert json.loads(greedy.text) == {
         "method": "draft_model", "model": "D", "num_speculative_tokens": 2, "draft_sample_method": "greedy"
     }  # fmt: skip
@@ -44,7 +44,7 @@ def test_vllm_drafts_from_the_distribution_unless_told_otherwise() -> None:
 
 def test_a_name_with_quotes_stays_one_word_of_the_command() -> None:
     name = "a 'draft'; rm -rf $HOME"
-    for emitter in (emit.vllm, emit.sglang):
+    for emitter in (engines.vllm, engines.sglang):
         words = shlex.split(emitter(Deployment("T", name, 2)).command)
         assert any(word == name or json.dumps(name) in word for word in words)
         assert "rm" not in words
@@ -55,12 +55,12 @@ def test_a_name_with_quotes_stays_one_word_of_the_command() -> None:
 )
 def test_vllms_rule_refuses(ranges: list[list[int]]) -> None:
     with pytest.raises(UserError):
-        emit.check_vllm_ranges(ranges, 4)
+        engines.check_vllm_ranges(ranges, 4)
 
 
 def test_vllms_rule_cuts_to_the_longest() -> None:
-    assert emit.check_vllm_ranges([[1, 4, 9], [6, 8, 1]], 4) == {1: 4, 6: 1}
-    written = json.loads(emit.vllm(dataclasses.replace(WANTED, draft_len=3)).text)
+    assert engines.check_vllm_ranges([[1, 4, 9], [6, 8, 1]], 4) == {1: 4, 6: 1}
+    written = json.loads(engines.vllm(dataclasses.replace(WANTED, draft_len=3)).text)
     assert written["num_speculative_tokens_per_batch_size"] == [[1, 4, 3], [5, 64, 3], [65, 128, 1], [129, 512, 0]]
 
 
@@ -73,7 +73,7 @@ def read_tensorrt(schedule: dict[int, int], batch: int, meaning: str) -> int:
 
 @pytest.mark.parametrize("meaning", ["lower", "upper"])
 def test_tensorrt_reads_back_the_same_length_in_either_meaning(meaning: str) -> None:
-    schedule = emit.tensorrt_schedule(RANGES, 4, meaning)  # type: ignore[arg-type]
+    schedule = engines.tensorrt_schedule(RANGES, 4, meaning)  # type: ignore[arg-type]
     for first, last, length in RANGES:
         for batch in {first, (first + last) // 2, last}:
             assert read_tensorrt(schedule, batch, meaning) == length
@@ -83,34 +83,34 @@ def test_tensorrt_reads_back_the_same_length_in_either_meaning(meaning: str) -> 
 @pytest.mark.parametrize("meaning", ["lower", "upper"])
 def test_tensorrts_rule_wants_the_longest_at_one(meaning: str) -> None:
     with pytest.raises(UserError, match=r"the length at batch 1 is 1, not the longest, 4 .*--draft-len 4"):
-        emit.tensorrt_schedule([(1, 2, 1), (3, 9, 4)], 4, meaning)  # type: ignore[arg-type]
+        engines.tensorrt_schedule([(1, 2, 1), (3, 9, 4)], 4, meaning)  # type: ignore[arg-type]
 
 
 def test_tensorrt_drafts_at_every_batch_if_there_is_one_length() -> None:
-    config = yaml.safe_load(emit.tensorrt("upper", Deployment("T", "D", 4)).text)["speculative_config"]
+    config = yaml.safe_load(engines.tensorrt("upper", Deployment("T", "D", 4)).text)["speculative_config"]
     assert config == {"decoding_type": "Draft_Target", "max_draft_len": 4, "speculative_model": "D"}
 
 
 def test_sglang_verifies_one_token_more_than_it_drafts() -> None:
-    words = shlex.split(emit.sglang(WANTED).command)
+    words = shlex.split(engines.sglang(WANTED).command)
     assert "--enable-metrics" in words, "draftlab monitor reads them"
     flags = dict(itertools.pairwise(words))
     assert flags["--speculative-num-draft-tokens"] == "5"
     assert (flags["--speculative-num-steps"], flags["--speculative-eagle-topk"]) == ("4", "1")
-    found = json.loads(emit.sglang_adaptive(WANTED).text)
+    found = json.loads(engines.sglang_adaptive(WANTED).text)
     assert found["129"] == {"candidate_steps": [0]}
     with pytest.raises(UserError, match="slot 129"):
-        emit.check_sglang_adaptive({**found, "strategy": "throughput_aware"})
+        engines.check_sglang_adaptive({**found, "strategy": "throughput_aware"})
     with pytest.raises(UserError, match="not in ascending order"):
-        emit.check_sglang_adaptive({"8": {"candidate_steps": [1]}, "1": {"candidate_steps": [3]}})
+        engines.check_sglang_adaptive({"8": {"candidate_steps": [1]}, "1": {"candidate_steps": [3]}})
 
 
 def test_only_engines_that_can_end_a_block_are_written_a_confidence(tmp_path: Path) -> None:
     pair = dataclasses.replace(WANTED, confidence=0.45)
-    assert words_after(emit.llama_cpp(pair).command, "--spec-draft-p-min") == "0.45"
-    assert json.loads(emit.transformers(pair).text)["assistant_confidence_threshold"] == 0.45
-    assert "where scikit-learn is installed" in emit.transformers(pair).note
-    assert "scikit-learn" not in emit.transformers(WANTED).note
+    assert words_after(engines.llama_cpp(pair).command, "--spec-draft-p-min") == "0.45"
+    assert json.loads(engines.transformers(pair).text)["assistant_confidence_threshold"] == 0.45
+    assert "where scikit-learn is installed" in engines.transformers(pair).note
+    assert "scikit-learn" not in engines.transformers(WANTED).note
     assert {own.file for own in emit.write(pair, (), tmp_path / "all")} == {
         "llama_server.sh",
         "generation_config.json",
@@ -123,12 +123,12 @@ def test_only_engines_that_can_end_a_block_are_written_a_confidence(tmp_path: Pa
 
 
 def test_llama_server_names_the_type_and_no_removed_flag() -> None:
-    words = shlex.split(emit.llama_cpp(WANTED).command)
+    words = shlex.split(engines.llama_cpp(WANTED).command)
     assert words[words.index("--spec-type") + 1] == "draft-simple"
     assert not {"--draft", "--draft-max", "--draft-min", "--draft-n", "--draft-n-min"} & set(words)
     with pytest.raises(UserError, match="not a GGUF"):
-        emit.llama_cpp(Deployment("T", "D", 2))
-    rates = words_after(emit.llama_cpp_synthetic(WANTED).command, "--spec-synth-rates")
+        engines.llama_cpp(Deployment("T", "D", 2))
+    rates = words_after(engines.llama_cpp_synthetic(WANTED).command, "--spec-synth-rates")
     assert rates == "0.5,0.25,0.125,0.0625"
 
 
@@ -140,20 +140,20 @@ def words_after(command: str, flag: str) -> str:
 def test_engines_are_told_whether_the_draft_samples_and_a_note_names_those_that_cannot() -> None:
     for sampled, method in ((True, "probabilistic"), (False, "greedy")):
         pair = dataclasses.replace(WANTED, sampled=sampled)
-        assert json.loads(emit.vllm(pair).text)["draft_sample_method"] == method
-        assert ("--spec-draft-sampling probabilistic" in emit.llama_cpp(pair).command) is sampled
-        assert ("b11368" in emit.llama_cpp(pair).version) is sampled, "older versions refuse the flag"
-        for written in (emit.sglang(pair), emit.tensorrt("lower", pair), emit.tensorrt("upper", pair)):
+        assert json.loads(engines.vllm(pair).text)["draft_sample_method"] == method
+        assert ("--spec-draft-sampling probabilistic" in engines.llama_cpp(pair).command) is sampled
+        assert ("b11368" in engines.llama_cpp(pair).version) is sampled, "older versions refuse the flag"
+        for written in (engines.sglang(pair), engines.tensorrt("lower", pair), engines.tensorrt("upper", pair)):
             assert ("most probable token at any temperature" in written.note) is sampled
             assert not written.note.startswith("; ")
 
 
 def test_engines_without_a_table_by_batch_say_that_they_have_one_length() -> None:
     fixed = dataclasses.replace(WANTED, ranges=[(1, 512, 4)])
-    for emitter in (emit.sglang, emit.llama_cpp, emit.transformers):
+    for emitter in (engines.sglang, engines.llama_cpp, engines.transformers):
         assert "one length for all batches: the longest" in emitter(WANTED).note
         assert "one length for all" not in emitter(fixed).note
-    for emitter in (emit.vllm, emit.sglang_adaptive, emit.EMITTERS["tensorrt-llm-upper"]):
+    for emitter in (engines.vllm, engines.sglang_adaptive, engines.EMITTERS["tensorrt-llm-upper"]):
         assert "one length for all" not in emitter(WANTED).note
 
 
@@ -166,7 +166,7 @@ def test_acceptance_of_blocks_that_are_too_long_is_not_written() -> None:
 @pytest.mark.parametrize("rates", [[0.5], [0.5, 0.6], [1.2, 0.1], [float("nan"), 0.1]])
 def test_rates_that_rise_or_are_none_are_refused(rates: list[float]) -> None:
     with pytest.raises(UserError, match="by position"):
-        emit.check_marginals(rates, 2)
+        engines.check_marginals(rates, 2)
 
 
 def test_transformers_takes_its_settings_beside_the_drafts_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +174,7 @@ def test_transformers_takes_its_settings_beside_the_drafts_own(tmp_path: Path, m
 
     from transformers import GenerationConfig
 
-    written = emit.transformers(WANTED)
+    written = engines.transformers(WANTED)
     (tmp_path / written.file).write_text(written.text)
     monkeypatch.chdir(tmp_path)
     found = GenerationConfig(eos_token_id=7)
@@ -187,7 +187,7 @@ def test_transformers_takes_its_settings_beside_the_drafts_own(tmp_path: Path, m
 def test_nvidias_profile_is_that_of_its_own_test() -> None:
     """100 blocks: 40 emit 1 token, 30 emit 2, 30 emit 3, of 3 drafted."""
     pair = Deployment("T", "D", 3, acceptance=from_histograms([[40, 30, 30, 0]]), requests=40)
-    found = json.loads(emit.speculation_profile(pair).text)
+    found = json.loads(engines.speculation_profile(pair).text)
     assert_allclose(found["marginal_accept_rates"], [0.6, 0.3, 0.0])
     assert_allclose(found["conditional_accept_rates"], [0.6, 0.5, 0.0])
     assert_allclose(found["mean_accept_length"], 1.9)
@@ -203,7 +203,7 @@ def test_acceptance_beyond_the_recorded_length_is_extrapolated_and_said(tmp_path
     assert_allclose(found.survival[:, 3:5], [[0.1, 0.05], [0.2, 0.1]])
     for length, said in ((4, ""), (6, "acceptance was recorded up to length 4, beyond it is extrapolated")):
         pair = Deployment("T", "D", length, acceptance=found, requests=2, traffic="r")
-        written = emit.speculation_profile(pair)
+        written = engines.speculation_profile(pair)
         assert (json.loads(written.text)["measured"], written.note) == (not said, said)
 
 
@@ -303,23 +303,23 @@ def test_where_no_engine_can_use_the_pair_earlier_settings_stay(
     emit.write(Deployment("T", "D", 4), ("vllm",), tmp_path / "out")
     with pytest.raises(UserError, match="no engine can use this pair"):
         emit.write(Deployment("T", "D", 4, lookup=True), (), tmp_path / "out")
-    assert capsys.readouterr().err.count("no settings for ") == len(emit.EMITTERS)
+    assert capsys.readouterr().err.count("no settings for ") == len(engines.EMITTERS)
     assert (tmp_path / "out/vllm.json").is_file()
 
 
 def test_prompt_lookup_comes_first_where_an_engine_can(tmp_path: Path) -> None:
     pair = dataclasses.replace(WANTED, lookup=True)
     assert [found.file for found in emit.write(pair, (), tmp_path / "out")] == ["llama_server.sh"]
-    words = shlex.split(emit.llama_cpp(pair).command)
+    words = shlex.split(engines.llama_cpp(pair).command)
     assert "--metrics" in words
     flags = dict(itertools.pairwise(words))
     assert flags["--spec-type"] == "ngram-simple,draft-simple"
     assert (flags["--spec-ngram-simple-size-n"], flags["--spec-ngram-simple-size-m"]) == ("2", "4")
     with pytest.raises(UserError, match=r"vllm drafts in one way alone .leave out --lookup, or name llama-cpp"):
         emit.write(pair, ("vllm",), tmp_path / "vllm")
-    alone = dict(itertools.pairwise(emit.lookup_command("T.gguf", 3)))
+    alone = dict(itertools.pairwise(engines.lookup_command("T.gguf", 3)))
     assert (alone["--spec-type"], alone["--spec-ngram-simple-size-m"]) == ("ngram-simple", "3")
-    *words, config = emit.lookup_command("T", 3)
+    *words, config = engines.lookup_command("T", 3)
     assert words == ["vllm", "serve", "T", "--speculative-config"]
     lengths = {"prompt_lookup_min": 2, "prompt_lookup_max": 2}
     assert json.loads(config) == {"method": "ngram", "num_speculative_tokens": 3, **lengths}

@@ -12,7 +12,7 @@ import yaml
 from draftlab import __version__
 from draftlab.core.stats import ENOUGH
 from draftlab.files.atomic import write_text
-from draftlab.serving import emit
+from draftlab.serving import engines
 from draftlab.serving.verdict_format import NAMES, Option, Verdict
 
 NAME = "README.md"
@@ -21,7 +21,7 @@ KEPT = {
     "kept_learning": ("kept_learning",),
 }
 """The folders of the drafts that a cell keeps, each with the options that serve it."""
-ENGINES = {"vLLM": emit.vllm, "SGLang": emit.sglang, "llama.cpp": emit.llama_cpp}
+ENGINES = {"vLLM": engines.vllm, "SGLang": engines.sglang, "llama.cpp": engines.llama_cpp}
 
 
 def write(judged: Verdict, draft: str, cell: Path) -> None:
@@ -80,9 +80,9 @@ def text(judged: Verdict, draft: str, options: Sequence[Option]) -> str:
     return "\n".join([*lines, "", f"Written by draftlab {__version__}.", ""])
 
 
-def _pair(judged: Verdict, option: Option, engine: str) -> emit.Deployment:
+def _pair(judged: Verdict, option: Option, engine: str) -> engines.Deployment:
     suffix = ".gguf" if engine == "llama.cpp" else ""
-    return emit.Deployment(
+    return engines.Deployment(
         f"TARGET{suffix}",
         f"DRAFT{suffix}",
         option.draft_len,

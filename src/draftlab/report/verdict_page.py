@@ -17,7 +17,7 @@ from draftlab.files.weights import is_gguf
 from draftlab.models.gguf_import import ORIGINAL
 from draftlab.report import card
 from draftlab.report.page import templates
-from draftlab.serving import emit
+from draftlab.serving import engines
 from draftlab.serving.verdict_format import NAMES, Range, Verdict, per_second
 
 NO_DRAFT = Range(estimate=1, low=1, high=1)
@@ -62,7 +62,7 @@ def commands(judged: Verdict, folder: Path, draft: str, results: Path) -> list[s
         return [shlex.join(["draftlab", "data", "check", judged.log])]
     target = _to_serve(judged.target, results / "main/models/target")
     if promise.option == "lookup":  # has no draft model
-        return _joined([emit.lookup_command(target, promise.draft_len)], target, folder)
+        return _joined([engines.lookup_command(target, promise.draft_len)], target, folder)
     steps: list[list[str]] = []
     option = next(option for option in judged.options if option.name == promise.option)
     looks_up = promise.option.startswith("lookup_first")

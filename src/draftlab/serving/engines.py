@@ -1,0 +1,362 @@
+"""What each serving engine reads: draft lengths and acceptance in its format, checked by its own rules. One function for each engine."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import yaml
+
+from draftlab.errors import UserError
+from draftlab.files.weights import is_gguf
+from draftlab.models.ngrams import NGRAM
+from draftlab.serving.acceptance import LONGEST, AcceptanceCurves
+
+Ranges = Sequence[tuple[int, int, int]]
+"""(first batch, last batch, draft length), both ends included."""
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A pair, its draft lengths (``draft_len`` at most, ``ranges`` by batch), and its measured acceptance.
+
+    A block ends where the draft's token has a probability below ``confidence``. With ``lookup``, prompt lookup drafts, and the draft only
+    where it finds nothing. ``requests`` and ``traffic`` say what was measured.
+    """
+
+    target: str
+    draft: str
+    draft_len: int
+    ranges: Ranges = ()
+    sampled: bool = True
+    acceptance: AcceptanceCurves | None = None
+    requests: int = 0
+    traffic: str = ""
+    confidence: float = 0.0
+    lookup: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.confidence < 1:
+            raise UserError(f"confidence is {self.confidence}", remedy="give a probability from 0 to less than 1")
+        if self.draft_len < 1:
+            raise UserError(f"draft_len is {self.draft_len}", remedy="give 1 or more, or serve without a draft")
+
+    def marginals(self) -> list[float]:
+        """How often a step accepts at least 1, 2, ... drafted tokens, over all requests."""
+        if self.acceptance is None:
+            raise UserError("no acceptance to write", remedy="give --acceptance FILE or --alpha")
+        if self.draft_len > LONGEST:
+            what = f"acceptance is known for up to {LONGEST} drafted tokens, not {self.draft_len}"
+            raise UserError(what, remedy="give a shorter --draft-len")
+        rates = [round(float(p), 6) for p in self.acceptance.marginals(self.draft_len)]
+        return check_marginals(rates, self.draft_len)
+
+    @property
+    def changes_length(self) -> bool:
+        """Whether the draft length depends on the batch."""
+        return len({length for _, _, length in self.ranges}) > 1
+
+    @property
+    def extrapolated(self) -> str:
+        """From which length on the acceptance was not recorded, in words."""
+        recorded = self.acceptance.recorded if self.acceptance else 0
+        is_beyond = 0 < recorded < self.draft_len
+        return f"acceptance was recorded up to length {recorded}, beyond it is extrapolated" if is_beyond else ""
+
+
+@dataclass(frozen=True)
+class EngineFile:
+    """A file for an engine, the version it is written for, and the command that uses it."""
+
+    file: str
+    version: str
+    text: str
+    command: str = ""
+    note: str = ""
+
+
+def check_marginals(rates: Sequence[float], draft_len: int) -> list[float]:
+    """Apply vLLM's and llama.cpp's rule: one finite rate in [0, 1] for each position, none above the previous one."""
+    valid = len(rates) == draft_len and all(math.isfinite(r) and 0 <= r <= 1 for r in rates)
+    if not valid or any(b > a for a, b in itertools.pairwise(rates)):
+        raise UserError(
+            f"acceptance by position {list(rates)}", remedy=f"give {draft_len} rates in [0, 1] that never rise"
+        )
+    return list(rates)
+
+
+def _json(config: Mapping[str, Any]) -> str:
+    return json.dumps(config, indent=1) + "\n"
+
+
+# --- vLLM ------------------------------------------------------------------------------------------------------------
+
+
+def check_vllm_ranges(ranges: Sequence[Sequence[int]], most: int) -> dict[int, int]:
+    """Return the draft length from each batch on, by vLLM's rule for ``num_speculative_tokens_per_batch_size``.
+
+    The first range starts at 1, and none overlaps another or runs backwards. Gaps and the tail keep the length before them. Lengths above
+    ``most`` are cut to it.
+    """
+    if not ranges or ranges[0][0] != 1:
+        raise UserError("the first range of batches does not start at 1", remedy="begin with [1, n, length]")
+    for first, last, length in ranges:
+        if last < first or length < 0:
+            raise UserError(f"the range {[first, last, length]}", remedy="give first <= last and a length of 0 or more")
+    for (_, end, _), (start, _, _) in itertools.pairwise(ranges):
+        if start <= end:
+            raise UserError(f"two ranges include batch {start}", remedy="let each start after the one before it ends")
+    return {first: min(length, most) for first, _, length in ranges}
+
+
+def _vllm_file(file: str, pair: Deployment, options: Mapping[str, Any], prefix: str = "", note: str = "") -> EngineFile:
+    config = {"method": "draft_model", "model": pair.draft, "num_speculative_tokens": pair.draft_len, **options}
+    command = prefix + shlex.join(["vllm", "serve", pair.target, "--speculative-config", json.dumps(config)])
+    return EngineFile(file, "vllm @002e77c1 (table by batch @a6f6bb1d)", _json(config), command, note)
+
+
+def vllm(pair: Deployment) -> EngineFile:
+    """``--speculative-config``; without ``draft_sample_method`` vLLM drafts the argmax, so it is always written."""
+    options: dict[str, Any] = {"draft_sample_method": "probabilistic" if pair.sampled else "greedy"}
+    if not pair.ranges:
+        return _vllm_file("vllm.json", pair, options)
+    lengths = check_vllm_ranges(pair.ranges, pair.draft_len)
+    options["num_speculative_tokens_per_batch_size"] = [[first, last, lengths[first]] for first, last, _ in pair.ranges]
+    note = "model runner V2 ignores the table for draft models (vllm #51510)"
+    return _vllm_file("vllm.json", pair, options, "VLLM_USE_V2_MODEL_RUNNER=0 ", note)
+
+
+def vllm_synthetic(pair: Deployment) -> EngineFile:
+    """Synthetic acceptance by position, to time a server without a good draft."""
+    options = {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": pair.marginals()}
+    return _vllm_file("vllm_synthetic.json", pair, options, note="for timing only: its text is not the target's")
+
+
+# --- SGLang, llama.cpp -----------------------------------------------------------------------------------------------
+
+SGLANG = "sglang @015c8726"
+ONE_LENGTH = "one length for all batches: the longest of those by batch"
+"""A note for engines without a table of lengths by batch."""
+ARGMAX = "the draft proposes its most probable token at any temperature, as with --greedy"
+"""A note for engines whose drafts do not sample."""
+METRICS = {"sglang": "--enable-metrics", "llama.cpp": "--metrics"}
+"""The flag that opens /metrics, which ``draftlab monitor`` reads; vLLM's is always open."""
+
+
+def sglang(pair: Deployment) -> EngineFile:
+    """An independent draft: a chain (topk 1) of ``draft_len`` steps verifies one token more."""
+    flags = {
+        "--speculative-algorithm": "STANDALONE",
+        "--speculative-draft-model-path": pair.draft,
+        "--speculative-num-steps": pair.draft_len,
+        "--speculative-eagle-topk": 1,
+        "--speculative-num-draft-tokens": pair.draft_len + 1,
+    }
+    command = _command(["python", "-m", "sglang.launch_server", "--model-path", pair.target, METRICS["sglang"]], flags)
+    notes = [ONE_LENGTH] * pair.changes_length + [ARGMAX] * pair.sampled
+    return EngineFile("sglang.sh", SGLANG, f"{command}\n", command, "; ".join(notes))
+
+
+def _command(words: Sequence[str], flags: Mapping[str, object]) -> str:
+    return shlex.join(_words(words, flags))
+
+
+def _words(words: Sequence[str], flags: Mapping[str, object]) -> list[str]:
+    return [*words, *(str(word) for flag in flags.items() for word in flag)]
+
+
+def check_sglang_adaptive(config: Mapping[str, Any]) -> None:
+    """Keys are batch slots, whole numbers as strings that rise; each lists candidates of 0 or more (``throughput_aware``: 1 or more)."""
+    slots = [key for key in config if key.isdigit()]
+    if not slots or list(map(int, slots)) != sorted({*map(int, slots)}):
+        raise UserError("the batch slots are not in ascending order", remedy='give keys such as "1", "8", "64"')
+    least = 1 if config.get("strategy") == "throughput_aware" else 0
+    for slot in slots:
+        steps = config[slot].get("candidate_steps", [])
+        if not steps or any(not isinstance(k, int) or k < least for k in steps):
+            raise UserError(
+                f"the candidates of slot {slot} are {steps}", remedy=f"give whole numbers of {least} or more"
+            )
+
+
+def sglang_adaptive(pair: Deployment) -> EngineFile:
+    """One length for each slot of batches: a fixed table. EAGLE only; STANDALONE takes ``sglang.sh``'s one length (#23519)."""
+    ranges = pair.ranges or [(1, 1, pair.draft_len)]
+    config = {str(first): {"candidate_steps": [length]} for first, _, length in ranges}
+    check_sglang_adaptive(config)
+    flags = "--speculative-adaptive --speculative-adaptive-config sglang_adaptive.json"
+    note = "EAGLE and EAGLE3 only: with STANDALONE, SGLang falls back to one length"
+    return EngineFile("sglang_adaptive.json", SGLANG, _json(config), flags, note)
+
+
+def _llama_server(file: str, pair: Deployment, options: Mapping[str, object], note: str = "") -> EngineFile:
+    for model in (pair.target, pair.draft):
+        if not model.endswith(".gguf"):
+            raise UserError(f"{model} is not a GGUF file", remedy="export it first: draftlab gguf export")
+    flags: dict[str, object] = {"--model": pair.target, "--spec-draft-model": pair.draft, "--spec-type": "draft-simple"}
+    flags |= {"--spec-draft-n-max": pair.draft_len, **options}
+    if pair.lookup:  # the first that drafts something is used
+        flags |= {"--spec-type": f"{LOOKUP},draft-simple", **llama_cpp_lookup(pair.draft_len)}
+    command = _command(["llama-server", METRICS["llama.cpp"]], flags)
+    version = "b11368 (PR #27694)" if SAMPLES in flags else "PR #24850"
+    return EngineFile(file, f"llama.cpp since {version}", f"{command}\n", command, note)
+
+
+SAMPLES = "--spec-draft-sampling"
+"""llama.cpp's flag for how drafts are drawn; without it, and in versions that do not know it, they are the most probable tokens."""
+LOOKUP = "ngram-simple"
+"""llama.cpp's name for prompt lookup."""
+
+
+def lookup_command(target: str, draft_len: int) -> list[str]:
+    """The command that serves a target with prompt lookup alone: llama.cpp's for a GGUF file, else vLLM's."""
+    if is_gguf(target):
+        flags: dict[str, object] = {"--model": target, "--spec-type": LOOKUP, **llama_cpp_lookup(draft_len)}
+        return _words(["llama-server", METRICS["llama.cpp"]], flags)
+    ngram = {"method": "ngram", "num_speculative_tokens": draft_len}
+    ngram |= {"prompt_lookup_max": NGRAM, "prompt_lookup_min": NGRAM}
+    return ["vllm", "serve", target, "--speculative-config", json.dumps(ngram)]
+
+
+def llama_cpp_lookup(draft_len: int) -> dict[str, object]:
+    """Options of ``llama-server`` for prompt lookup that matches as many tokens as ours."""
+    return {"--spec-ngram-simple-size-n": NGRAM, "--spec-ngram-simple-size-m": draft_len}
+
+
+def llama_cpp(pair: Deployment) -> EngineFile:
+    """``llama-server``: one length for all batches; a block ends below ``p-min`` (by default 0: never)."""
+    options: dict[str, object] = {"--spec-draft-n-min": 0, "--spec-draft-p-min": float(pair.confidence)}
+    if pair.sampled:
+        options[SAMPLES] = "probabilistic"
+    return _llama_server("llama_server.sh", pair, options, ONE_LENGTH if pair.changes_length else "")
+
+
+def llama_cpp_synthetic(pair: Deployment) -> EngineFile:
+    """Synthetic acceptance, to time a server without a good draft."""
+    options = {"--spec-synth-rates": ",".join(f"{rate:g}" for rate in pair.marginals())}
+    note = "for timing only: its text is not the target's (PR #27711)"
+    return _llama_server("llama_server_synthetic.sh", pair, options, note)
+
+
+# --- TensorRT-LLM, transformers, NVIDIA ------------------------------------------------------------------------------
+
+Meaning = Literal["lower", "upper"]
+TENSORRT = {
+    "lower": ("TensorRT-LLM before PR #10860", "keys are the smallest batch"),
+    "upper": (
+        "TensorRT-LLM since PR #10860 (13 March 2026)",
+        "keys are the largest batch, beyond the last nothing is drafted",
+    ),
+}
+"""The version for each meaning of a key in ``draft_len_schedule``, and a note."""
+
+
+def tensorrt_schedule(ranges: Ranges, draft_len: int, meaning: Meaning) -> dict[int, int]:
+    """``draft_len_schedule``: from a batch on (before PR #10860; 1 is required), or up to a batch (since; beyond: 0).
+
+    Both versions refuse a schedule whose smallest batch does not have the longest length.
+    """
+    joined = merged(ranges)
+    if joined[0][2] != draft_len:
+        raise UserError(
+            f"the length at batch 1 is {joined[0][2]}, not the longest, {draft_len}",
+            remedy=f"TensorRT-LLM needs the two to be equal: give --draft-len {draft_len} instead of --load",
+        )
+    if meaning == "upper":
+        return {last: length for _, last, length in joined if length or last != joined[-1][1]}
+    return {first: length for first, _, length in joined}
+
+
+def merged(ranges: Ranges) -> list[tuple[int, int, int]]:
+    """Join neighbouring ranges of one draft length."""
+    groups = (list(group) for _, group in itertools.groupby(ranges, key=lambda r: r[2]))
+    return [(group[0][0], group[-1][1], group[0][2]) for group in groups]
+
+
+def tensorrt(meaning: Meaning, pair: Deployment) -> EngineFile:
+    """TensorRT-LLM's configuration, for one meaning of the keys in its schedule."""
+    config: dict[str, Any] = {
+        "decoding_type": "Draft_Target",
+        "max_draft_len": pair.draft_len,
+        "speculative_model": pair.draft,
+    }
+    if pair.ranges:
+        config["draft_len_schedule"] = tensorrt_schedule(pair.ranges, pair.draft_len, meaning)
+    (version, keys), file = TENSORRT[meaning], f"tensorrt_llm_{meaning}.yaml"
+    samples = f"{ARGMAX}, unless a version with PR #15775 is given use_rejection_sampling: true"
+    notes = [keys] * bool(pair.ranges) + [samples] * pair.sampled
+    command = f"trtllm-serve {shlex.quote(pair.target)} --extra_llm_api_options {file}"
+    return EngineFile(
+        file,
+        version,
+        yaml.safe_dump({"speculative_config": config}, sort_keys=False),
+        command,
+        "; ".join(notes),
+    )
+
+
+def transformers(pair: Deployment) -> EngineFile:
+    """Values for the draft's generation config: a constant length, and the confidence below which a block ends (0: never)."""
+    config = {
+        "num_assistant_tokens": pair.draft_len,
+        "num_assistant_tokens_schedule": "constant",
+        "assistant_confidence_threshold": pair.confidence,
+    }
+    file = "generation_config.json"
+    command = f'draft.generation_config.update(**json.load(open("{file}")))\n'
+    command += "target.generate(**inputs, assistant_model=draft)"
+    note = "not a whole config: the draft's own file has more, do not replace it"
+    if pair.changes_length:
+        note += f"; {ONE_LENGTH}"
+    if pair.confidence:
+        note += "; where scikit-learn is installed, transformers moves the confidence after each block"
+    return EngineFile(file, "transformers 5.23", _json(config), command, note)
+
+
+def speculation_profile(pair: Deployment) -> EngineFile:
+    """NVIDIA's ``speculation_profile.json`` (Model-Optimizer PRs #2247, #2315: open): acceptance by position, without a machine.
+
+    ``marginal[i] = P(at least i + 1 accepted)``, ``conditional[i] = marginal[i] / marginal[i - 1]``, mean length ``1 + sum(marginal)``.
+    """
+    marginal = pair.marginals()
+    mean = round(1 + sum(marginal), 6)
+    consistency = {"passed": True, "implied_mean_accept_length": mean, "reported_mean_accept_length": mean}
+    profile = {
+        "schema_version": "1.0",
+        "measured": bool(pair.traffic) and not pair.extrapolated,
+        "method": "draft_target",
+        "accept_length_model": "chain_analytic",
+        "verification_method": "longest_prefix",
+        "num_speculative_tokens": pair.draft_len,
+        "conditional_accept_rates": [round(b / a, 6) if a else 0.0 for a, b in itertools.pairwise([1.0, *marginal])],
+        "marginal_accept_rates": marginal,
+        "mean_accept_length": mean,
+        "measurement_conditions": {"dataset": pair.traffic, "num_samples": pair.requests},
+        "validation": {"mean_consistency": consistency},
+    }
+    version = "NVIDIA Model-Optimizer PR #2247 (open)"
+    return EngineFile("speculation_profile.json", version, _json(profile), note=pair.extrapolated)
+
+
+EMITTERS: dict[str, Callable[[Deployment], EngineFile]] = {
+    "vllm": vllm,
+    "vllm-synthetic": vllm_synthetic,
+    "sglang": sglang,
+    "sglang-adaptive": sglang_adaptive,
+    "llama-cpp": llama_cpp,
+    "llama-cpp-synthetic": llama_cpp_synthetic,
+    "tensorrt-llm-lower": partial(tensorrt, "lower"),
+    "tensorrt-llm-upper": partial(tensorrt, "upper"),
+    "transformers": transformers,
+    "speculation-profile": speculation_profile,
+}
+ENDS_EARLY = frozenset({"llama-cpp", "transformers"})
+"""Engines whose blocks can end where the draft is unsure."""
+LOOKS_UP = frozenset({"llama-cpp"})
+"""Engines that can look up the prompt first, and draft where that finds nothing."""
