@@ -99,6 +99,7 @@ def setup(checkout):
         done = subprocess.run(["envs/setup.sh"], cwd=checkout, env=env | more, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
         assert ". .venv/bin/activate" in done.stdout.splitlines()[-1]
+        (checkout / "said").write_text(done.stdout)
         return [line for line in (checkout / "commands").read_text().splitlines() if " pip " in line]
 
     return commands
@@ -128,6 +129,16 @@ def test_llama_cpp_is_compiled_for_the_processor_as_far_as_the_compiler_knows_it
     assert flags(setup()) == [{"AVX512", "AVX512_VNNI"}]
     stand_in(checkout, "clang++-16", "exit 0")  # gcc's AMX crashes, clang's does not
     assert flags(setup()) == [{"AVX512", "AVX512_VNNI", "AMX_TILE", "AMX_INT8", "AMX_BF16"}]
+
+
+@pytest.mark.parametrize(
+    ("flag", "compiler", "said"), [("amx_tile", "c++", 1), ("amx_tile", "clang++-16", 0), ("sse", "c++", 0)]
+)
+def test_amx_without_clang_is_said(checkout, setup, flag, compiler, said):
+    (checkout / "cpuinfo").write_text(f"flags: avx512bw {flag}\n")
+    stand_in(checkout, compiler, "exit 0")
+    setup()
+    assert (checkout / "said").read_text().count("apt install clang-16") == said
 
 
 def test_a_build_that_fails_its_self_check_is_not_kept(checkout, setup):
