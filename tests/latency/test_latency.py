@@ -441,12 +441,6 @@ def test_a_gguf_file_is_timed_as_it_is_or_refused(files: dict[str, Path], tmp_pa
         pytest.fail("the file would be timed with other weights than asked for")
 
 
-def test_a_folder_beside_a_gguf_file_has_8_bits_by_default(files: dict[str, Path], tmp_path: Path) -> None:
-    export(files["draft_folder"], tmp_path / "draft.gguf", "q4_0", vocabulary=False)
-    with open_pair(files["target_folder"], tmp_path / "draft.gguf", settings=Engine(), context_length=64) as models:
-        assert [model.describe()["weights"] for model in models] == ["q8_0", "q4_0"]
-
-
 def test_a_folder_whose_gguf_file_is_gone_says_so(files: dict[str, Path], tmp_path: Path) -> None:
     folder = shutil.copytree(files["draft_folder"], tmp_path / "draft")
     (folder / ORIGINAL).symlink_to(tmp_path / "moved.gguf")

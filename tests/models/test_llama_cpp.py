@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import gguf
@@ -45,6 +47,27 @@ def test_engine_limits_are_errors_not_aborts(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="cannot trim"):
             model.trim(5)
         model.close()
+
+
+TOGETHER = """
+import sys
+import torch
+from draftlab.models.llama_cpp import LlamaCpp
+with LlamaCpp(sys.argv[1]) as model:
+    before = model.extend(range(3, 43)).copy()
+    model.trim(0)
+    rows = torch.ones(256, 256, dtype=torch.bfloat16)
+    assert (rows @ rows == 256).all()
+    assert (model.extend(range(3, 43)) == before).all()
+"""
+
+
+def test_torch_and_llama_cpp_share_a_process(tmp_path: Path) -> None:
+    """On a processor with AMX, a product of torch would end the process in the next call of llama.cpp, if that uses AMX too."""
+    export(toy(tmp_path / "toy"), tmp_path / "toy.gguf", "q8_0")
+    command = [sys.executable, "-c", TOGETHER, str(tmp_path / "toy.gguf")]
+    env = {name: value for name, value in os.environ.items() if name != llama_cpp.ONEDNN_LIMIT}
+    assert subprocess.run(command, env=env, stderr=subprocess.PIPE, text=True, check=False).returncode == 0
 
 
 def test_gpus_are_named_as_llama_cpp_names_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,7 +49,7 @@ def open_pair(
             if gone := next((path for path in paths if path.is_symlink() and not path.exists()), None):
                 what = f"the file that it leads to is gone: {gone.readlink()}"
                 raise UserError(what, file=gone, remedy="put it back, or set weights to another type")
-        default: Weights = "q8_0" if any(map(is_gguf, paths)) else "f32"
+        default: Weights = "q8_0" if is_gguf(paths[0]) else "f32"
         weights = default if settings.weights == "own" else settings.weights
         models: list[LatencyBackend] = []
         for index, path in enumerate(paths):

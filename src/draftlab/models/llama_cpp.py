@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import functools
 import hashlib
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -30,6 +31,7 @@ BATCH = 512
 CONTEXT_STEP = 256  # tokens
 WEIGHTS = {str(kind.value): kind.name.split("_", 1)[1].lower() for kind in gguf.LlamaFileType if kind.name != "GUESSED"}
 GPU_TYPES = (1, 2)  # of ggml_backend_dev_type: a GPU, and one within the processor
+ONEDNN_LIMIT = "ONEDNN_MAX_CPU_ISA"  # the newest instructions that oneDNN may use
 ERROR_LEVEL = 4  # GGML_LOG_LEVEL_ERROR, which the binding does not name
 ERRORS: deque[str] = deque(maxlen=4)  # the last errors that llama.cpp logged: they explain a failed call
 
@@ -42,8 +44,15 @@ def _log(level: int, text: bytes, _: ctypes.c_void_p) -> None:
 
 @functools.cache
 def _start() -> None:
+    """Start llama.cpp, and let torch do without AMX in this process if llama.cpp uses it.
+
+    llama.cpp loads AMX's configuration once in a thread. torch (oneDNN) releases it after a product of bfloat16 or int8, and llama.cpp's next
+    call would end the process (SIGILL). oneDNN reads the variable before its first product, so open a model before torch multiplies.
+    """
     lib.llama_log_set(_log, ctypes.c_void_p(0))
     lib.llama_backend_init()
+    if b"AMX_INT8 = 1" in lib.llama_print_system_info():
+        os.environ.setdefault(ONEDNN_LIMIT, "AVX512_CORE_BF16")
 
 
 class LlamaCpp:

@@ -32,8 +32,8 @@ class ProfileSettings:
     """name of the profile"""
     backend: Literal["llama_cpp", "torch"] = "llama_cpp"
     """the inference engine; torch takes model folders only"""
-    weights: Literal["f32", "f16", "bf16", "q8_0", "q4_0"] | None = None
-    """type of the weights; without one, those of a GGUF file as stored, and those of a folder q8_0 in llama.cpp and bf16 in torch"""
+    weights: Literal["own", "f32", "f16", "bf16", "q8_0", "q4_0"] | None = None
+    """type of the weights; own: as a GGUF file holds them. Without one: own if the target is such a file, else q8_0, in torch bf16"""
     device: Device = "cpu"
     """where torch computes; llama.cpp has gpu-layers instead"""
     threads: int = 1
@@ -80,7 +80,7 @@ def measure(settings: ProfileSettings) -> Profile:
     after = max(TOKENS) + 1  # what a sequence reads after its context
     length, sequences = max(CONTEXTS) + after, max(BATCHES)
     drafts = [settings.draft] if settings.draft is not None else []
-    in_llama = "own" if any(map(is_gguf, [settings.target, *drafts])) else "q8_0"
+    in_llama = "own" if is_gguf(settings.target) else "q8_0"
     default = "bf16" if settings.backend == "torch" else in_llama
     engine["weights"] = settings.weights or default
     rng = np.random.default_rng(settings.seed)
