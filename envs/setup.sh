@@ -97,7 +97,7 @@ while [ -e "$wheels/fails" ]; do shift && choose "$1"; done
 if ! ls "$wheels"/$wheel >/dev/null 2>&1; then
     make_cache
     [ -n "$amx" ] || ! has amx_tile true "" ||
-        step "4- and 8-bit weights are faster if llama.cpp may use this processor's AMX, for which it needs clang 16 or newer (on Debian: apt install clang-16 libomp-16-dev, then make .venv/ready again)"
+        step "4- and 8-bit weights are faster if llama.cpp may use this processor's AMX, for which it needs clang 16 or newer (on Debian: apt install clang-16 libomp-16-dev, then run envs/setup.sh again)"
     step "compiling llama.cpp in the background (3 to 7 minutes on 2 cores, only once: the wheel is kept in $wheels)"
 fi
 compile 2>.venv/llama.error &
