@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
+
+from draftlab.files.amx import leave_to_llama_cpp
+from draftlab.files.machine import CPUINFO
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"
 
 
-os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
-"""Tests of torch and of llama.cpp share a process: see ``models.llama_cpp._start``."""
+if CPUINFO.exists() and "amx_tile" in CPUINFO.read_text():
+    leave_to_llama_cpp()  # tests of both share a process
 
 LONGEST = ("test_workflow.py", "test_workflow_real.py")
 

@@ -11,6 +11,7 @@ import gguf
 import pytest
 
 from draftlab.errors import UserError
+from draftlab.files.amx import WITHOUT_AMX
 from draftlab.models import llama_cpp
 from draftlab.models.backend import EngineOptions
 from draftlab.models.gguf import export
@@ -56,17 +57,21 @@ from draftlab.models.llama_cpp import LlamaCpp
 with LlamaCpp(sys.argv[1]) as model:
     before = model.extend(range(3, 43)).copy()
     model.trim(0)
-    rows = torch.ones(256, 256, dtype=torch.bfloat16)
-    assert (rows @ rows == 256).all()
+    rows = torch.ones(1, 1, 256, 256, dtype=torch.bfloat16)
+    if sys.argv[2] == "oneDNN":
+        assert (rows @ rows == 256).all()
+    else:
+        assert (torch.nn.functional.scaled_dot_product_attention(rows, rows, rows) == 1).all()
     assert (model.extend(range(3, 43)) == before).all()
 """
 
 
-def test_torch_and_llama_cpp_share_a_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize("library", ["oneDNN", "MKL"])
+def test_torch_and_llama_cpp_share_a_process(tmp_path: Path, library: str) -> None:
     """On a processor with AMX, a product of torch would end the process in the next call of llama.cpp, if that uses AMX too."""
     export(toy(tmp_path / "toy"), tmp_path / "toy.gguf", "q8_0")
-    command = [sys.executable, "-c", TOGETHER, str(tmp_path / "toy.gguf")]
-    env = {name: value for name, value in os.environ.items() if name != llama_cpp.ONEDNN_LIMIT}
+    command = [sys.executable, "-c", TOGETHER, str(tmp_path / "toy.gguf"), library]
+    env = {name: value for name, value in os.environ.items() if name not in WITHOUT_AMX}
     assert subprocess.run(command, env=env, stderr=subprocess.PIPE, text=True, check=False).returncode == 0
 
 

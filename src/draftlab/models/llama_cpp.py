@@ -10,7 +10,6 @@ import contextlib
 import ctypes
 import functools
 import hashlib
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -23,6 +22,7 @@ import numpy as np
 from jaxtyping import Float32, Int
 
 from draftlab.errors import UserError
+from draftlab.files.amx import leave_to_llama_cpp
 from draftlab.models.backend import ENCODER_PROMPT, EngineOptions, Logits, argmax, confident_argmax
 from draftlab.models.gguf import INFLATED_KEY, VOCABULARY_KEY
 from draftlab.models.trimmed import HEAD_TOKENS, TABLE_DIGEST, read_head
@@ -31,7 +31,6 @@ BATCH = 512
 CONTEXT_STEP = 256  # tokens
 WEIGHTS = {str(kind.value): kind.name.split("_", 1)[1].lower() for kind in gguf.LlamaFileType if kind.name != "GUESSED"}
 GPU_TYPES = (1, 2)  # of ggml_backend_dev_type: a GPU, and one within the processor
-ONEDNN_LIMIT = "ONEDNN_MAX_CPU_ISA"  # the newest instructions that oneDNN may use
 ERROR_LEVEL = 4  # GGML_LOG_LEVEL_ERROR, which the binding does not name
 ERRORS: deque[str] = deque(maxlen=4)  # the last errors that llama.cpp logged: they explain a failed call
 
@@ -44,15 +43,11 @@ def _log(level: int, text: bytes, _: ctypes.c_void_p) -> None:
 
 @functools.cache
 def _start() -> None:
-    """Start llama.cpp, and let torch do without AMX in this process if llama.cpp uses it.
-
-    llama.cpp loads AMX's configuration once in a thread. torch (oneDNN) releases it after a product of bfloat16 or int8, and llama.cpp's next
-    call would end the process (SIGILL). oneDNN reads the variable before its first product, so open a model before torch multiplies.
-    """
+    """Start llama.cpp, and let torch do without AMX in this process if llama.cpp uses it (``files.amx``)."""
     lib.llama_log_set(_log, ctypes.c_void_p(0))
     lib.llama_backend_init()
     if b"AMX_INT8 = 1" in lib.llama_print_system_info():
-        os.environ.setdefault(ONEDNN_LIMIT, "AVX512_CORE_BF16")
+        leave_to_llama_cpp()
 
 
 class LlamaCpp:
