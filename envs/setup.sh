@@ -93,11 +93,11 @@ set -- ""
 [ -z "$avx512" ] || set -- "$avx512" "$@"
 [ -z "$amx" ] || set -- "$avx512$amx" "$@"
 choose "$1"
-while [ -e "$wheels/fails" ]; do shift && choose "$1"; done
+while [ -e "$wheels/fails" ]; do shift; choose "$1"; done
 if ! ls "$wheels"/$wheel >/dev/null 2>&1; then
     make_cache
     [ -n "$amx" ] || ! has amx_tile true "" ||
-        step "4- and 8-bit weights are faster if llama.cpp may use this processor's AMX, for which it needs clang 16 or newer (on Debian: apt install clang-16 libomp-16-dev, then run envs/setup.sh again)"
+        step "with clang 16 or newer, llama.cpp could use this processor's AMX, which makes 4- and 8-bit weights faster (on Debian: apt install clang-16 libomp-16-dev, then run envs/setup.sh again)"
     step "compiling llama.cpp in the background (3 to 7 minutes on 2 cores, only once: the wheel is kept in $wheels)"
 fi
 compile 2>.venv/llama.error &
@@ -114,7 +114,8 @@ until [ -n "$compiled" ] && works; do
     step "llama.cpp built for all instructions of this processor fails: compiling it for fewer of them"
     # A compilation may fail for once (network, memory, disk), so only a wheel that fails its self-check is never tried again.
     if [ -n "$compiled" ]; then make_cache && touch "$wheels/fails"; fi
-    shift && choose "$1"
+    shift
+    choose "$1"
     (compile) 2>.venv/llama.error && compiled=yes || compiled=
 done
 printf '%s\n' "$more" >.venv/llama-flags

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tokenizers
@@ -156,6 +157,19 @@ def test_a_file_on_which_the_library_panics_is_refused(
     file.write_text(json.dumps(content))
     with pytest.raises(UserError, match=r"tokenizer\.json: not a tokenizer: (slice index|no entry found)"):
         load_tokenizer(file.parent)
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])
+def test_a_stopped_run_is_no_damaged_file(
+    trained: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: type[BaseException]
+) -> None:
+    def from_file(_: str) -> None:
+        raise stop
+
+    folder = save(trained, tmp_path / "model")
+    monkeypatch.setattr("draftlab.models.tokenizer.tokenizers.Tokenizer", SimpleNamespace(from_file=from_file))
+    with pytest.raises(stop):
+        load_tokenizer(folder)
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:

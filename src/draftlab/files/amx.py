@@ -11,11 +11,6 @@ WITHOUT_AMX = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16", "MKL_ENABLE_INSTRUCTION
 
 
 def leave_to_llama_cpp() -> None:
-    """Let torch do without AMX in this process, if it has not multiplied yet.
-
-    >>> leave_to_llama_cpp()
-    >>> os.environ["MKL_ENABLE_INSTRUCTIONS"]
-    'AVX512_E3'
-    """
+    """Let torch do without AMX in this process and its children. In a process in which torch has already multiplied, it is too late."""
     for name, newest in WITHOUT_AMX.items():
         os.environ.setdefault(name, newest)

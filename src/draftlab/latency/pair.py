@@ -37,6 +37,8 @@ def open_pair(
     llama.cpp opens a GGUF file, or the file from which a folder was made; any other folder is exported first. torch opens a folder. Both also
     take the name of an architecture in ``workflow/models.csv``, which gets random weights. Temporary files are in ``TMPDIR``. On a CPU, the
     process is pinned to as many cores as it has threads.
+
+    **Raises:** ``UserError`` if a GGUF file holds other weights than ``settings`` name, or if a model cannot be opened.
     """
     engine = EngineOptions(context_length, settings.threads, settings.gpu_layers, sequences, shared)
     with scratch() as folder, contextlib.ExitStack() as stack:

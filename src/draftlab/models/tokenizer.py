@@ -155,7 +155,7 @@ def read_backend(file: Path) -> tokenizers.Tokenizer:
     try:
         backend = tokenizers.Tokenizer.from_file(str(file))
         backend.encode("a")
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # bare Exception, or pyo3's PanicException, which is none
         raise UserError(f"not a tokenizer: {error}", file=file, remedy="fetch or make the model again") from None

@@ -75,14 +75,12 @@ def measure(settings: ProfileSettings) -> Profile:
     if min(settings.kv_tokens, settings.max_sequences) < 1 or settings.seed < 0:
         what = f"--kv-tokens is {settings.kv_tokens}, --max-sequences {settings.max_sequences}, --seed {settings.seed}"
         raise UserError(what, remedy="give at least 1 token and 1 sequence, and a seed of 0 or more")
+    by_default = "bf16" if settings.backend == "torch" else "own" if is_gguf(settings.target) else "q8_0"
     names = ("backend", "device", "threads", "gpu_layers")
-    engine = {name: getattr(settings, name) for name in names}
+    engine = {name: getattr(settings, name) for name in names} | {"weights": settings.weights or by_default}
     after = max(TOKENS) + 1  # what a sequence reads after its context
     length, sequences = max(CONTEXTS) + after, max(BATCHES)
     drafts = [settings.draft] if settings.draft is not None else []
-    in_llama = "own" if is_gguf(settings.target) else "q8_0"
-    default = "bf16" if settings.backend == "torch" else in_llama
-    engine["weights"] = settings.weights or default
     rng = np.random.default_rng(settings.seed)
     with open_pair(
         settings.target, *drafts, settings=Engine.model_validate(engine), context_length=length, sequences=sequences
