@@ -27,7 +27,7 @@ from benchmarks.online import decode_as_the_repository
 from draftlab.core.settings import Count, Dtype, Flat, Template
 from draftlab.core.verify.sampled import ranked
 from draftlab.data.prompts import Prompt
-from draftlab.engine.confidence import ConfidentTree
+from draftlab.core.confident_tree import ConfidentTree
 from draftlab.engine.generate import generate
 from draftlab.engine.recording import record
 from draftlab.engine.replay import replay

@@ -82,7 +82,7 @@ def test_what_cannot_be_measured_is_refused(pair: tuple[Path, Path], tmp_path: P
 
 def test_the_loop_cuts_a_text_as_each_tool_does() -> None:
     simple, tree = TOOLS["llama-speculative-simple"], TOOLS["llama-speculative"]
-    block = Block(8, 8, 0, 0)
+    block = Block(8, 8, 8, 8, 0, 0)
     assert [simple.draft_lens(8, 30)([block] * done) for done in range(4)] == [8, 8, 8, 2]
     assert simple.draft_lens(8, 28)([block] * 3) == 8  # no room left is no limit to it
     assert [tree.draft_lens(8, 30)([block] * done) for done in range(4)] == [0, 8, 8, 8]
@@ -90,7 +90,11 @@ def test_the_loop_cuts_a_text_as_each_tool_does() -> None:
 
 def test_tokens_are_counted_as_each_tool_does() -> None:
     simple, tree = TOOLS["llama-speculative-simple"], TOOLS["llama-speculative"]
-    blocks = [Block(0, 0, 0, 0), Block(3, 1, 0, 0), Block(3, 3, 0, 0)]  # 1 + 2 + 4 tokens, the fifth ends the text
+    blocks = [
+        Block(0, 0, 0, 0, 0, 0),
+        Block(3, 3, 2, 1, 0, 0),
+        Block(3, 3, 3, 3, 0, 0),
+    ]  # 1 + 2 + 4 tokens, the fifth ends the text
     ended, cut = Generation([5, 6, 7, 8, 2], 1, blocks), Generation([5, 6, 7, 8, 9], 1, blocks)
     assert simple.counts(ended, {2}) == (2, 5)
     assert simple.counts(cut, {2}) == (4, 7)  # cut by the loop's own limit: the tool keeps its last block

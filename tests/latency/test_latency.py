@@ -145,8 +145,8 @@ def test_adaptive_draft_length_changes_blocks_but_not_text(files: dict[str, Path
         run = speculate(target, draft, PROMPT, 100, choose)
         assert run.tokens == decode(target, PROMPT, 100).tokens
         assert len({block.drafted for block in run.blocks}) > 1
-    assert choose([Block(8, 8, 0, 0)] * 20) == 8
-    assert choose([Block(8, 0, 0, 0)] * 20) == 1
+    assert choose([Block(8, 8, 8, 8, 0, 0)] * 20) == 8
+    assert choose([Block(8, 8, 1, 0, 0, 0)] * 20) == 1
 
 
 def test_text_stops_after_the_end_token(files: dict[str, Path]) -> None:

@@ -19,7 +19,6 @@ from pydantic import ValidationError
 from scipy.stats import t, ttest_1samp
 
 from draftlab.core import theory
-from draftlab.core.tree import Tree
 from draftlab.engine.answers import Answer
 from draftlab.errors import UserError
 from draftlab.files.json_files import write_jsonl
@@ -558,56 +557,57 @@ def test_sampled_requests_in_llama_cpp(models: dict[str, Path], tmp_path: Path) 
     assert 0 < sums.loc["draft", "accepted"] < sums.loc["draft", "visited"]
 
 
-@pytest.mark.parametrize("names", [["none"], ["lookup"], ["mine", "mine_adaptive"], ["mine", "mine_confident"]])
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_trees_are_served_beside_sequences(models: dict[str, Path], tmp_path: Path, temperature: float) -> None:
+    inputs = recorded(models, tmp_path, [Answer(str(i), [1, 5, 9 + i], [0] * 24, False) for i in range(3)])
+    inputs = inputs.model_copy(update={"drafts": inputs.drafts | {"itself": models["target"]}})
+    trees = {"trees": [4, 8], "tree_depth": 3, "tree_width": 2}
+    settings = served(requests=3, max_new_tokens=24, temperature=temperature, **trees)
+    rows, _ = latency_requests.run(settings, inputs, BENCH)
+    is_tree = rows["contender"].str.contains("_tree")
+    assert {"draft_tree4", "draft_tree8", "itself_tree4", "itself_tree8"} == set(rows[is_tree]["contender"])
+    assert rows[is_tree]["same_text"].all(), "with the same random numbers, also when sampled"
+    sums = rows.groupby("contender")[["drafted", "visited", "accepted", "blocks", "steps", "tokens"]].sum()
+    for nodes in (4, 8):
+        for draft in ("draft", "itself"):
+            assert sums.loc[f"{draft}_tree{nodes}", "drafted"] == nodes * sums.loc[f"{draft}_tree{nodes}", "blocks"]
+        good = sums.loc[f"itself_tree{nodes}"]
+        assert good["blocks"] < sums.loc[f"draft_tree{nodes}", "blocks"] <= good["tokens"]
+        assert good["blocks"] < good["steps"] <= 3 * good["blocks"]
+        assert 0 < good["accepted"] <= good["visited"] < good["drafted"]
+    unsure = settings.model_copy(update={"tree_confidence": 0.999})
+    never, _ = latency_requests.run(unsure, inputs, BENCH)
+    never = never[never["contender"] == "draft_tree4"]
+    assert (never["drafted"] == 0).all()
+    assert (never["steps"] == never["blocks"]).all()  # the draft was asked before every token
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"backend": "torch"}, "for backend llama_cpp"),
+        ({"priced_by": "beyond_released_cost"}, "no predicted times"),
+        ({"tree_width": 64}, "a tree of 384 tokens: llama.cpp can follow fewer than 256"),
+        ({"trees": [256]}, "a tree of 256 tokens"),
+    ],
+)
+def test_trees_that_cannot_be_served_are_refused_at_once(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        served(**({"trees": [4]} | change))
+    assert served(trees=[255]).trees == [255]
+
+
+@pytest.mark.parametrize(
+    "names", [["none"], ["lookup"], ["mine", "mine_adaptive"], ["mine", "mine_confident"], ["mine", "mine_tree4"]]
+)
 def test_a_draft_is_not_named_as_a_contender_of_its_own(names: list[str]) -> None:
-    settings = served(adaptive=True, confidence=0.5)
+    settings = served(adaptive=True, confidence=0.5, trees=[4])
     inputs = latency_requests.Inputs(target=Path(), drafts=dict.fromkeys(names, Path()), answers=Path("no answers"))
     with pytest.raises(UserError, match=f"a draft is named '{names[-1]}'"):
         latency_requests.run(settings, inputs, BENCH)
 
 
 # --- branches ----------------------------------------------------------------------------------------------------
-
-
-def test_branches_in_one_call_give_the_logits_of_each_alone(gguf: Path) -> None:
-    branches = [[3, 4, 5], [7, 8, 9], [3, 8, 2]]
-    with (
-        LlamaCpp(gguf, EngineOptions(sequences=4, shared=True)) as model,
-        LlamaCpp(gguf) as alone,
-    ):
-        model.prefill([1, 5, 9])
-        alone.prefill([1, 5, 9])
-        logits = latency_branches.verify_branches(model, 10, branches)
-        assert logits.shape == (1 + 3 * 3, 64)
-        for branch, found in zip(branches, logits[1:].reshape(3, 3, 64), strict=True):
-            np.testing.assert_allclose([logits[0], *found], alone.extend([10, *branch]), atol=1e-4)
-            alone.trim(3)
-        model.drop_branches()
-        ends = [lib.llama_memory_seq_pos_max(model._memory, sequence) for sequence in range(4)]
-        assert ends == [2, -1, -1, -1]
-        np.testing.assert_allclose(model.extend([6]), alone.extend([6]), atol=1e-4)
-        again = latency_branches.verify_branches(model, 2, branches[:2])
-        np.testing.assert_allclose(again[4:], alone.extend([2, *branches[1]])[1:], atol=1e-4)
-
-
-def test_a_tree_in_one_call_gives_the_logits_of_each_path_alone(gguf: Path) -> None:
-    """An uneven tree: two nodes branch, and leaves are at three depths."""
-    tree = Tree.of_parents([0, 0, 1, 1, 2, 2, 0, 4])
-    tokens = [10, 3, 4, 5, 8, 9, 7, 2]
-    with (
-        LlamaCpp(gguf, EngineOptions(sequences=tree.leaves + 1, shared=True)) as model,
-        LlamaCpp(gguf) as alone,
-    ):
-        model.prefill([1, 5, 9])
-        alone.prefill([1, 5, 9])
-        logits = latency_branches.verify_tree(model, tokens, tree.parents.tolist())
-        assert len(logits) == len(tokens), "each token is read once"
-        for path in tree.paths.tolist():
-            nodes = list(dict.fromkeys(path))
-            np.testing.assert_allclose(logits[nodes], alone.extend([tokens[node] for node in nodes]), atol=1e-4)
-            alone.trim(3)
-        model.drop_branches()
-        np.testing.assert_allclose(model.extend([6]), alone.extend([6]), atol=1e-4)
 
 
 def test_branch_experiment_in_llama_cpp(models: dict[str, Path]) -> None:

@@ -8,9 +8,10 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Generator, Tensor
 
+from draftlab.core.confident_tree import ConfidentTree
 from draftlab.core.sampling import DISTINCT, Drafting, Sampling, draft_tokens, most_probable, ranked_tokens, to_probs
 from draftlab.core.tree import Tree
-from draftlab.engine.confidence import ConfidentTree, grow, grown_tree
+from draftlab.engine.confidence import grow, grown_tree
 from draftlab.engine.loop import Verification, agreed
 from draftlab.engine.policy import Policy, Proposal, verify_block
 from draftlab.errors import UserError

@@ -1,10 +1,9 @@
-"""Trees of the texts that a draft is most confident of, grown anew for each block (EAGLE-2: Li et al. 2024, arXiv 2406.16858, section 4)."""
+"""Trees of the texts that a draft is most confident of (``core.confident_tree``), grown for a batch of texts in torch."""
 
 from __future__ import annotations
 
 import bisect
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -13,25 +12,7 @@ from torch import Tensor
 
 from draftlab.core.sampling import Sampling, to_probs
 from draftlab.core.tree import Tree
-from draftlab.errors import UserError
 from draftlab.models import Cache
-
-
-@dataclass(frozen=True)
-class ConfidentTree:
-    """How a tree grows. The value of a text is the product of the draft's probabilities of its tokens.
-
-    At each depth, the ``width`` texts of highest value get their ``width`` most probable children. The ``nodes`` texts of highest value form
-    the tree.
-    """
-
-    nodes: int
-    depth: int
-    width: int
-
-    def __post_init__(self) -> None:
-        if min(self.nodes, self.depth, self.width) < 1:
-            raise UserError(f"{self} grows no tokens", remedy="give 1 or more of each")
 
 
 class Level(NamedTuple):

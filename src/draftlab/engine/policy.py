@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Generator, Tensor
 
+from draftlab.core.confident_tree import ConfidentTree
 from draftlab.core.sampling import DISTINCT, Drafting, Sampling, most_probable, to_probs
 from draftlab.core.tree import Tree
 from draftlab.core.verify.path import PathVerifier, single_path
@@ -16,7 +17,6 @@ from draftlab.core.verify.sequence import verify_sequences
 from draftlab.core.verify.single import single
 from draftlab.core.verify.token import TokenVerifier
 from draftlab.core.verify.tree import TreeVerifier
-from draftlab.engine.confidence import ConfidentTree
 from draftlab.engine.loop import Verification
 from draftlab.errors import UserError
 from draftlab.models import LanguageModel

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
+from draftlab.core.confident_tree import ConfidentTree
 from draftlab.core.sampling import Sampling, to_probs
 from draftlab.core.tree import Tree
 from draftlab.core.verify.path import PathVerifier
@@ -18,7 +19,6 @@ from draftlab.core.verify.single import single
 from draftlab.core.verify.token import TokenVerifier
 from draftlab.core.verify.tree import TreeVerifier
 from draftlab.engine.batched import BatchedPair
-from draftlab.engine.confidence import ConfidentTree
 from draftlab.engine.generate import GREEDY, batches, check_requests
 from draftlab.engine.loop import Step, Timed, steps
 from draftlab.engine.policy import make_policy

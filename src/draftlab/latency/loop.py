@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 from jaxtyping import Float32, Float64, Int
 
 from draftlab.core.theory import best_draft_len
-from draftlab.engine.loop import Timed, Verification, agreed, steps
+from draftlab.engine.loop import DecodingPair, Proposal, Reading, Timed, Verification, agreed, steps
 from draftlab.errors import UserError
 from draftlab.models.backend import LatencyBackend, Logits, check_pair
 
@@ -18,9 +19,13 @@ Probs = Float64[np.ndarray, " vocab"]
 
 @dataclass(frozen=True)
 class Block:
-    """One target call: ``drafted`` tokens proposed, the first ``accepted`` of them kept, and one more token."""
+    """One target call: ``calls`` of the draft proposed ``drafted`` tokens, in a sequence or a tree. Of these, ``judged`` were compared with the
+    target's choice: the ``accepted`` ones, which were kept with one more token, and the first rejected one.
+    """
 
     drafted: int
+    calls: int
+    judged: int
     accepted: int
     draft_seconds: float
     verify_seconds: float
@@ -53,8 +58,8 @@ def adaptive(cost_ratio: float, verify_ratios: dict[int, float]) -> DraftLength:
 
     def choose(blocks: Sequence[Block]) -> int:
         accepted = sum(block.accepted for block in blocks)
-        visited = sum(min(block.accepted + 1, block.drafted) for block in blocks)
-        return best_draft_len((accepted + 2) / (visited + 4), cost_ratio, verify_ratios)
+        judged = sum(block.judged for block in blocks)
+        return best_draft_len((accepted + 2) / (judged + 4), cost_ratio, verify_ratios)
 
     return choose
 
@@ -70,7 +75,7 @@ def decode(
 ) -> Generation:
     """Plain decoding: one target call per token. Seconds exclude the prompt."""
     clock, rng = target.clock(), rng or np.random.default_rng(0)
-    text = _begin([target], prompt, max_new_tokens)
+    text = start([target], prompt, max_new_tokens)
     first, started = len(text), clock()
     for _ in range(max_new_tokens):
         if temperature == 0:
@@ -100,17 +105,40 @@ def speculate(
     alone, not on the token drawn from it, so the text stays lossless.
     """
     check_pair(target, draft)
-    clock, blocks, tokens = target.clock(), list[Block](), list[int]()
+    blocks = list[Block]()
     pair = Alone(target, draft, prompt, max_new_tokens, lambda: draft_len(blocks), temperature, rng, min_prob)
+    return generate((target, draft), pair, max_new_tokens, eos, blocks)
+
+
+class TextPair(DecodingPair[Proposal, Reading], Protocol):
+    """A pair that writes one ``text``. Its last proposal has ``drafted`` tokens, from ``calls`` of the draft.
+
+    Its verification names the tokens of the text that it follows, up to the first rejected one or further.
+    """
+
+    text: list[int]
+    drafted: int
+    calls: int
+
+
+def generate(
+    models: Sequence[LatencyBackend],
+    pair: TextPair[Proposal, Reading],
+    max_new_tokens: int,
+    eos: Collection[int],
+    blocks: list[Block],
+) -> Generation:
+    """Run the loop for one request on a target and its drafts, and append its ``blocks`` as they end; seconds exclude the prompt."""
+    clock, tokens = models[0].clock(), list[int]()
     before, timed, started = len(pair.text), Timed(pair, clock), clock()
     for step in steps(timed, 1, max_new_tokens, eos):
-        begun, drafted, _, _, settled = timed.laps[-1]
-        blocks.append(
-            Block(len(step.verification.drafted[0]), step.verification.accepted[0], drafted - begun, settled - drafted)
-        )
+        begun, proposed, _, _, settled = timed.laps[-1]
+        accepted, longest = step.verification.accepted[0], len(step.verification.drafted[0])
+        judged = min(accepted + 1, longest)
+        blocks.append(Block(pair.drafted, pair.calls, judged, accepted, proposed - begun, settled - proposed))
         tokens += step.emitted[0]
     seconds = clock() - started
-    crop((target, draft), before + len(tokens) - 1)
+    crop(models, before + len(tokens) - 1)
     return Generation(tokens, seconds, blocks)
 
 
@@ -136,13 +164,15 @@ class Alone:
         self.target, self.draft, self.draft_len = target, draft, draft_len
         self.temperature, self.min_prob, self.rng = temperature, min_prob, rng or np.random.default_rng(0)
         self.context = min(target.context_length, draft.context_length)
-        self.text = _begin([target, draft], prompt, max_new_tokens)
+        self.text = start([target, draft], prompt, max_new_tokens)
+        self.drafted = self.calls = 0
 
     def propose(self, left: Sequence[int]) -> tuple[list[int], list[Probs]]:
         """Tokens after the text, and the distributions they were drawn from (none when greedy)."""
-        tokens, probs = list[int](), list[Probs]()
+        self.calls, tokens, probs = 0, list[int](), list[Probs]()
         pending = self.text[len(self.draft.tokens) :]
         for _ in range(min(self.draft_len(), self.context - len(self.text))):
+            self.calls += 1
             if self.temperature == 0:
                 token = self.draft.guess(pending, self.min_prob)
             else:
@@ -152,6 +182,7 @@ class Alone:
                 break
             tokens.append(token)
             pending = [token]
+        self.drafted = len(tokens)
         return tokens, probs
 
     def read(self, proposal: tuple[list[int], list[Probs]]) -> Logits | Int[np.ndarray, " tokens"]:
@@ -214,7 +245,7 @@ def crop(models: Sequence[LatencyBackend], length: int) -> None:
             model.trim(length)
 
 
-def _begin(models: Sequence[LatencyBackend], prompt: Sequence[int], max_new_tokens: int) -> list[int]:
+def start(models: Sequence[LatencyBackend], prompt: Sequence[int], max_new_tokens: int) -> list[int]:
     """Call ``begin`` on each model, the first one last; raise ``UserError`` if the prompt leaves no room for ``max_new_tokens`` (1 or more)."""
     if not prompt:
         raise UserError("the prompt is empty", remedy="give at least one token, such as the start token")

@@ -221,15 +221,13 @@ class LlamaCpp:
         argmax(self.decode([0] * len(positions), positions, members, of_head=True))
         lib.llama_memory_seq_rm(self._memory, -1, context, -1)
 
-    def branch(self, sequence: int) -> None:
-        """Make ``sequence`` a copy of sequence 0; with a shared cache, no memory is copied."""
-        lib.llama_memory_seq_rm(self._memory, sequence, -1, -1)
-        lib.llama_memory_seq_cp(self._memory, 0, sequence, -1, -1)
+    def copy(self, source: int, to: int, length: int) -> None:
+        """Let sequence ``to`` hold the first ``length`` tokens of ``source`` too; with a shared cache, no memory is copied."""
+        lib.llama_memory_seq_cp(self._memory, source, to, 0, length)
 
     def drop_branches(self) -> None:
         """Forget all sequences but 0."""
-        for sequence in range(1, self.settings.sequences):
-            lib.llama_memory_seq_rm(self._memory, sequence, -1, -1)
+        lib.llama_memory_seq_keep(self._memory, 0)
 
     def clock(self) -> Callable[[], float]:
         # A single thread is the calling thread, whose CPU time other processes do not change. More threads need wall time.

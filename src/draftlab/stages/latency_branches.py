@@ -11,14 +11,13 @@ from draftlab.core.measure import Measure
 from draftlab.core.settings import Count, Distinct
 from draftlab.errors import UserError
 from draftlab.latency.settings import Engine
+from draftlab.models.llama_branches import TEXT, Branches
 from draftlab.progress import progress
 from draftlab.stages._inputs import Target
 from draftlab.stages._stage import Bench, Facts, column, stage_of, timing
 
 if TYPE_CHECKING:
-    import numpy as np
     import pandas as pd
-    from jaxtyping import Float32
 
     from draftlab.models.llama_cpp import LlamaCpp
 
@@ -81,8 +80,9 @@ def measure(target: LlamaCpp, settings: Settings) -> pd.DataFrame:
             times = [clock()]
             for work in ("plain", "one", "all", "one", "plain"):
                 if work == "all":
-                    argmax(verify_branches(target, 0, branches))
-                    target.drop_branches()
+                    tree = Branches(target)
+                    argmax(tree.read(*side_by_side(0, branches)))
+                    tree.keep()
                 else:
                     target.greedy([0] if work == "plain" else [0, *branches[0]])
                     target.trim(settings.context)
@@ -101,38 +101,12 @@ def measure(target: LlamaCpp, settings: Settings) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def verify_branches(
-    model: LlamaCpp, last: int, branches: Sequence[Sequence[int]]
-) -> Float32[np.ndarray, "nodes vocab"]:
-    """Logits after ``last``, then after each token of each branch in turn, from one call: branches share the cache and the root.
-
-    Follow it with ``drop_branches``. Needs a shared cache with ``len(branches) + 1`` sequences.
-    """
-    parents = [0]
+def side_by_side(last: int, branches: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
+    """The tokens of branches that share only the known token ``last``, and their parents, as ``Branches.read`` takes them."""
+    parents = [TEXT]
     for branch in branches:
         parents += [0, *range(len(parents), len(parents) + len(branch) - 1)]
-    return verify_tree(model, [last, *(token for branch in branches for token in branch)], parents)
-
-
-def verify_tree(model: LlamaCpp, tokens: Sequence[int], parents: Sequence[int]) -> Float32[np.ndarray, "nodes vocab"]:
-    """Logits after each token of a tree, from one call that reads each token once, whatever the number of leaves below it.
-
-    Node 0 is the last known token, and ``parents`` are earlier nodes, as in ``core.tree``. Each leaf is a sequence of llama.cpp, and a token
-    belongs to the sequences of all leaves below it. Follow it with ``drop_branches``. Needs a shared cache with a sequence more than leaves.
-    """
-    start, depths = len(model.tokens), [0] * len(parents)
-    members: list[list[int]] = [[] for _ in parents]
-    inner = set(parents[1:])
-    for node in range(1, len(parents)):
-        depths[node] = depths[parents[node]] + 1
-    for sequence, leaf in enumerate((node for node in range(1, len(parents)) if node not in inner), 1):
-        model.branch(sequence)
-        node = leaf
-        while node:
-            members[node].append(sequence)
-            node = parents[node]
-        members[0].append(sequence)
-    return model.decode(tokens, [start + depth for depth in depths], members)
+    return [last, *(token for branch in branches for token in branch)], parents
 
 
 STAGE = stage_of(__name__, inputs=Target, exclusive=True, needs_gpu_build=True)

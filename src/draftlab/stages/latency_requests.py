@@ -7,10 +7,11 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from draftlab.core.confident_tree import ConfidentTree
 from draftlab.core.measure import Measure
-from draftlab.core.settings import Dataset, Distinct, ShareBelow1
+from draftlab.core.settings import Count, Dataset, Distinct, ShareBelow1
 from draftlab.engine.answers import in_full, recorded_name
 from draftlab.errors import UserError
 from draftlab.latency.settings import Engine
@@ -26,16 +27,17 @@ if TYPE_CHECKING:
     from draftlab.latency.loop import DraftLength, Generation
     from draftlab.models.backend import LatencyBackend
 
-    Drafter = tuple[LatencyBackend, DraftLength, float]
-    """A draft, the length of its blocks, and the confidence below which a block ends."""
+    Drafter = tuple[LatencyBackend, DraftLength | ConfidentTree, float]
+    """A draft, the length or the trees of its blocks, and the confidence below which a block or a path ends."""
 
 PLAIN, AGAIN = "none", "none_again"
 """No speculation, measured twice: the difference between the two is noise."""
 LOOKUP, FIRST = "lookup", "lookup_first"
 """The drafts that every user has already."""
 
-ADAPTIVE, CONFIDENT = "_adaptive", "_confident"
-"""Endings of the names of drafts whose length follows the acceptance, and whose blocks end where they are unsure."""
+ADAPTIVE, CONFIDENT, TREE = "_adaptive", "_confident", "_tree"
+"""Endings of the names of drafts whose length follows the acceptance, whose blocks end where they are unsure, and whose blocks are trees of the
+number of tokens that follows."""
 
 BEFORE, DISTILLED = "before", "distilled"
 """The pair's undistilled draft, and the same draft distilled by another experiment."""
@@ -45,6 +47,8 @@ PAST_END = "the last block's tokens beyond the end count too"
 LONGEST = 10
 CALIBRATION_BLOCKS = 5
 CALIBRATION_CONTEXT = 64
+MOST_SEQUENCES = 256
+"""As many sequences as a context of llama.cpp can have."""
 
 
 class Settings(Engine):
@@ -59,6 +63,15 @@ class Settings(Engine):
     confidence: ShareBelow1 = Field(
         0,
         description="also decode with blocks that end where the draft gives its token less than this probability; 0: never",
+    )
+    trees: Distinct[Count] = Field(
+        [],
+        description="also decode with trees of at most so many drafted tokens, whose texts the draft finds most probable (EAGLE-2); llama_cpp only",
+    )
+    tree_depth: Count = Field(6, description="drafted tokens on the longest path of a tree")
+    tree_width: Count = Field(4, description="texts that a tree extends at each depth, and tokens after each")
+    tree_confidence: ShareBelow1 = Field(
+        0, description="a tree has only texts that the draft gives at least this probability"
     )
     temperature: float = Field(default=0, ge=0, description="temperature at which target and drafts sample; 0: greedy")
     distilled: Literal["osd_offline", "traffic_verdict"] = Field(
@@ -78,6 +91,16 @@ class Settings(Engine):
         "", description="an experiment of the stage latency_cost, whose costs predict the times; empty: none"
     )
 
+    @model_validator(mode="after")
+    def _can_read_its_trees(self) -> Settings:
+        if self.trees and self.backend != "llama_cpp":
+            raise ValueError("trees are for backend llama_cpp")
+        if self.trees and self.priced_by:
+            raise ValueError("trees have no predicted times: leave out priced_by")
+        if (widest := max([*self.trees, self.tree_width * self.tree_depth])) >= MOST_SEQUENCES:
+            raise ValueError(f"a tree of {widest} tokens: llama.cpp can follow fewer than {MOST_SEQUENCES} at once")
+        return self
+
 
 class Row:
     """One request by one contender."""
@@ -85,7 +108,7 @@ class Row:
     request_id: int = column("number among the recorded requests")
     split: str = column("train: requests of the stream; eval: held-out requests")
     contender: str = column(
-        "the draft, with _adaptive if the draft length follows the acceptance, and _confident if a block ends where the draft is unsure; "
+        "the draft, with _adaptive if the draft length follows the acceptance, _confident if a block ends where the draft is unsure, and _tree8 if it is a tree of up to 8 tokens; "
         "lookup: prompt lookup, which drafts nothing where it finds nothing; lookup_first: the last draft takes over there (lookup_first_NAME: the draft of that name); none, none_again: no draft"
     )
     tokens: int = column("tokens of the answer", "tokens")
@@ -93,14 +116,14 @@ class Row:
     blocks: int = column("calls of the target that verified drafted tokens", "calls", timed="adaptive")
     drafted: int = column(f"tokens that were drafted; {PAST_END}", "tokens", timed="adaptive")
     visited: int = column(
-        f"drafted tokens that were judged: accepted ones, and the first rejected one; {PAST_END}",
+        f"drafted tokens that were judged: accepted ones, and the first rejected one after them; {PAST_END}",
         "tokens",
         timed="adaptive",
     )
     accepted: int = column(f"drafted tokens that were accepted; {PAST_END}", "tokens", timed="adaptive")
     draft_seconds: float = timing("draft steps")
     verify_seconds: float = timing("verification")
-    steps: int = column("steps of the draft's model", "steps", timed="adaptive", optional=True)
+    steps: int = column("calls of the draft's model", "steps", timed="adaptive", optional=True)
     predicted_steps: float = column(
         "time of the answer predicted from the probed costs", "plain steps", timed=True, optional=True
     )
@@ -172,8 +195,13 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
     from draftlab.latency.lookup import SURE, LookupBackend
     from draftlab.latency.loop import fixed
     from draftlab.latency.pair import describe, open_pair
+    from draftlab.latency.trees import sequences_for
 
     kinds = [kind for kind, is_on in ((ADAPTIVE, settings.adaptive), (CONFIDENT, settings.confidence)) if is_on]
+    trees = {
+        f"{TREE}{nodes}": ConfidentTree(nodes, settings.tree_depth, settings.tree_width) for nodes in settings.trees
+    }
+    kinds += trees
     reserved = {PLAIN, AGAIN, LOOKUP, FIRST, *(name + kind for name in inputs.drafts for kind in kinds)}
     if clash := sorted(reserved & set(inputs.drafts)):
         raise UserError(f"a draft is named {clash[0]!r}, like another contender", remedy="give it another name")
@@ -182,8 +210,15 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
     if not requests:
         raise UserError(f"no requests from number {first} on", file=inputs.answers, remedy="record more answers")
     longest = max(len(request.prompt_ids) for request in requests) + settings.max_new_tokens
-    context = max(longest, CALIBRATION_CONTEXT) + LONGEST
-    opened = open_pair(inputs.target, *inputs.drafts.values(), settings=settings, context_length=context)
+    room = max([LONGEST, *(max(tree.nodes, tree.width * tree.depth) for tree in trees.values())])
+    opened = open_pair(
+        inputs.target,
+        *inputs.drafts.values(),
+        settings=settings,
+        context_length=max(longest, CALIBRATION_CONTEXT) + room,
+        sequences=max([1, *map(sequences_for, trees.values())]),
+        shared=bool(trees),
+    )
     with opened as (target, *drafts):
         length = fixed(settings.draft_len)
         least = {"": 0.0} | ({CONFIDENT: settings.confidence} if settings.confidence else {})
@@ -192,6 +227,7 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
             contenders |= {name + ending: (draft, length, min_prob) for ending, min_prob in least.items()}
             if settings.adaptive:
                 contenders[name + ADAPTIVE] = draft, calibrated_length(target, draft), 0.0
+            contenders |= {name + ending: (draft, tree, settings.tree_confidence) for ending, tree in trees.items()}
         contenders[LOOKUP] = LookupBackend(target), length, SURE
         for name, draft in zip(inputs.drafts, drafts, strict=True):
             if draft is drafts[-1] or name != BEFORE:
@@ -255,22 +291,23 @@ def measure(
 
     from draftlab.latency.lookup import LookupBackend
     from draftlab.latency.loop import decode, speculate
+    from draftlab.latency.trees import speculate_with_trees
 
     def answer(name: str, number: int, prompt: list[int], length: int) -> tuple[Generation, int]:
         """The answer, and how many steps the draft's model took."""
         rng = np.random.default_rng([settings.seed, settings.first + number])
         if name in (PLAIN, AGAIN):
             return decode(target, prompt, length, temperature=settings.temperature, rng=rng), 0
-        draft, draft_len, min_prob = contenders[name]
+        draft, shape, least = contenders[name]
         before = draft.steps if isinstance(draft, LookupBackend) else 0
-        written = speculate(
-            target, draft, prompt, length, draft_len, temperature=settings.temperature, rng=rng, min_prob=min_prob
-        )
+        request, temperature = (target, draft, prompt, length), settings.temperature
+        if isinstance(shape, ConfidentTree):
+            written = speculate_with_trees(*request, shape, temperature=temperature, rng=rng, min_value=least)
+        else:
+            written = speculate(*request, shape, temperature=temperature, rng=rng, min_prob=least)
         if isinstance(draft, LookupBackend):
             return written, draft.steps - before
-        # A block that ends early took one more step, whose token was not drafted.
-        unsure = sum(block.drafted < settings.draft_len for block in written.blocks) if min_prob else 0
-        return written, sum(block.drafted for block in written.blocks) + unsure
+        return written, sum(block.calls for block in written.blocks)
 
     costs = costs or {}
     priced = {id(draft): costs[name] for name, (draft, *_) in contenders.items() if name in costs}
@@ -290,7 +327,7 @@ def measure(
                 "seconds": written.seconds,
                 "blocks": len(written.blocks),
                 "drafted": sum(block.drafted for block in written.blocks),
-                "visited": sum(min(block.accepted + 1, block.drafted) for block in written.blocks),
+                "visited": sum(block.judged for block in written.blocks),
                 "accepted": sum(block.accepted for block in written.blocks),
                 "draft_seconds": sum(block.draft_seconds for block in written.blocks),
                 "verify_seconds": sum(block.verify_seconds for block in written.blocks),

@@ -1,0 +1,192 @@
+"""Speculative decoding of one request in llama.cpp with a tree of drafted tokens for each block, lossless at every temperature.
+
+The tree has the texts that the draft is most confident of (``core.confident_tree``). The target chooses or samples its own token after each node, and
+goes on where the tree has that token. So the text is that of plain decoding with the same random numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float32
+
+from draftlab.core.confident_tree import ConfidentTree
+from draftlab.engine.loop import Verification
+from draftlab.errors import UserError
+from draftlab.latency.loop import Generation, draw, generate, start, to_probs
+from draftlab.models.backend import LatencyBackend, Logits, argmax, check_pair
+from draftlab.models.llama_branches import TEXT, Branches
+from draftlab.models.llama_cpp import LlamaCpp
+
+
+def speculate_with_trees(
+    target: LatencyBackend,
+    draft: LatencyBackend,
+    prompt: Sequence[int],
+    max_new_tokens: int,
+    tree: ConfidentTree,
+    *,
+    temperature: float = 0.0,
+    rng: np.random.Generator | None = None,
+    eos: Collection[int] = (),
+    min_value: float = 0.0,
+) -> Generation:
+    """``loop.speculate`` with a tree for each block; texts that the draft gives less than ``min_value`` are left out.
+
+    A block's ``drafted`` counts all nodes. ``UserError`` on another engine, or if a model has too few sequences (``sequences_for``).
+    """
+    check_pair(target, draft)
+    pair = AloneWithTrees(target, draft, prompt, max_new_tokens, tree, temperature, rng, min_value)
+    return generate((target, draft), pair, max_new_tokens, eos, [])
+
+
+def sequences_for(tree: ConfidentTree) -> int:
+    """How many sequences a model needs to read such trees: one for the text, and one for each leaf of each call.
+
+    >>> sequences_for(ConfidentTree(nodes=8, depth=4, width=2))
+    9
+    """
+    return 1 + max(tree.nodes, tree.width * (tree.depth - 1) + 1)
+
+
+class DraftedTree(NamedTuple):
+    """Nodes of a tree, each after its parent, and the number that each has where the draft read it (``TEXT``: it did not).
+
+    ``calls``: of the draft.
+    """
+
+    tokens: list[int]
+    parents: list[int]
+    read_as: list[int]
+    calls: int
+
+
+class AloneWithTrees:
+    """The pair of the loop (``engine.loop.DecodingPair``) for a single request. Between blocks the target has cached all but the last token."""
+
+    def __init__(
+        self,
+        target: LatencyBackend,
+        draft: LatencyBackend,
+        prompt: Sequence[int],
+        max_new_tokens: int,
+        tree: ConfidentTree,
+        temperature: float,
+        rng: np.random.Generator | None,
+        min_value: float,
+    ) -> None:
+        if not (isinstance(target, LlamaCpp) and isinstance(draft, LlamaCpp)):
+            raise UserError("trees are drafted and read by models in llama.cpp", remedy="set backend to llama_cpp")
+        self.target, self.draft, self.tree, self.min_value = target, draft, tree, min_value
+        self.temperature, self.rng = temperature, rng or np.random.default_rng(0)
+        self.context = min(target.context_length, draft.context_length)
+        self.text = start([target, draft], prompt, max_new_tokens)
+        self.drafted = self.calls = 0
+
+    def propose(self, left: Sequence[int]) -> DraftedTree:
+        """Grow a tree below the text, one call of the draft for each depth."""
+        self.growing, unread = Branches(self.draft), self.text[len(self.draft.tokens) :]
+        room = self.context - len(self.text)
+        if room < max(self.tree.nodes, self.tree.width * self.tree.depth):
+            self.drafted, self.calls, self.known = 0, 0, TEXT
+            return DraftedTree([], [], [], 0)
+        logits = self.growing.read(unread, [TEXT, *range(len(unread) - 1)])[-1:]
+        self.known = len(unread) - 1  # the last known token
+        grown = grow(self.growing, self.known, logits, self.tree, self.temperature or 1.0, self.min_value)
+        self.drafted, self.calls = len(grown.tokens), grown.calls
+        return grown
+
+    def read(self, proposal: DraftedTree) -> Logits:
+        """The target's logits after the last known token and after each node."""
+        self.reading = Branches(self.target)
+        return self.reading.read(
+            [self.text[-1], *proposal.tokens], [TEXT, *(parent + 1 for parent in proposal.parents)]
+        )
+
+    def verify(self, proposal: DraftedTree, reading: Logits) -> Verification:
+        children = {edge: node for node, edge in enumerate(zip(proposal.parents, proposal.tokens, strict=True))}
+        path, node = list[int](), -1
+        while True:
+            token = self._next(reading[node + 1])
+            child = children.get((node, token))
+            if child is None:
+                break
+            path.append(child)
+            node = child
+        self.kept = node + 1
+        self.draft_kept = max((proposal.read_as[node] for node in path), default=TEXT)
+        followed = [proposal.tokens[node] for node in path]
+        rejected = [one for (parent, one) in children if parent == node][:1]
+        return Verification([followed + rejected], [0], [len(path)], [token])
+
+    def _next(self, logits: Float32[np.ndarray, " vocab"]) -> int:
+        if self.temperature == 0:
+            return int(argmax(logits[None])[0])
+        return draw(to_probs(logits, self.temperature), self.rng)
+
+    def settle(self, verification: Verification, kept: Sequence[int]) -> None:
+        self.text += [*verification.drafted[0][: verification.accepted[0]], verification.token[0]]
+        self.reading.keep(self.kept)
+        self.growing.keep(max(self.draft_kept, self.known))
+
+
+def grow(
+    below: Branches,
+    known: int,
+    logits: Float32[np.ndarray, "1 outputs"],
+    tree: ConfidentTree,
+    temperature: float,
+    min_value: float,
+) -> DraftedTree:
+    """The tree that a draft is most confident of after node ``known`` of ``below``, whose next token has these logits, from a first call.
+
+    A text can only be followed by texts of lower value, so one that is not among the best so far is not read.
+    """
+    head = below.model.head
+    values, tokens, parents, read_as = list[float](), list[int](), list[int](), list[int]()
+    level, best, calls = [(TEXT, 1.0)], list[int](), 1
+    for depth in range(tree.depth):
+        begin = len(values)
+        for (parent, value), row in zip(level, logits, strict=True):
+            for token, chance in most_probable(row, tree.width, temperature):
+                if value * chance > 0 and value * chance >= min_value:
+                    values.append(value * chance)
+                    tokens.append(token if head is None else int(head.kept[token]))
+                    parents.append(parent)
+                    read_as.append(TEXT)
+        best = sorted(range(len(values)), key=lambda text: -values[text])[: tree.nodes]  # of equal ones, the shorter
+        chosen = [text for text in best if text >= begin][: tree.width]
+        if depth + 1 == tree.depth or not chosen:
+            break
+        first, calls = len(below.tokens), calls + 1
+        logits = below.read(
+            [tokens[text] for text in chosen],
+            [known if parents[text] == TEXT else read_as[parents[text]] for text in chosen],
+        )
+        for place, text in enumerate(chosen):
+            read_as[text] = first + place
+        level = [(text, values[text]) for text in chosen]
+    nodes = sorted(best)
+    number = {TEXT: TEXT} | {text: node for node, text in enumerate(nodes)}
+    columns = (
+        [tokens[text] for text in nodes],
+        [number[parents[text]] for text in nodes],
+        [read_as[text] for text in nodes],
+    )
+    return DraftedTree(*columns, calls)
+
+
+def most_probable(logits: Float32[np.ndarray, " outputs"], count: int, temperature: float) -> list[tuple[int, float]]:
+    """The ``count`` outputs of highest probability at this temperature, with their probabilities, the first one first."""
+    count = min(count, len(logits))
+    (best,) = argmax(logits[None])
+    top = np.argpartition(logits, -count)[-count:]
+    top = top[np.lexsort((top, -logits[top]))]
+    below = logits - logits[best]
+    if temperature != 1:
+        with np.errstate(over="ignore"):  # at a tiny temperature all but the largest become -inf
+            below = below.astype(np.float64) / temperature
+    weights = np.exp(below)
+    return [(int(token), float(chance)) for token, chance in zip(top, weights[top] / weights.sum(), strict=True)]
