@@ -24,10 +24,10 @@ import torch
 
 from benchmarks import Turns, hub_network, run, show, take_turns
 from benchmarks.online import decode_as_the_repository
+from draftlab.core.confident_tree import ConfidentTree
 from draftlab.core.settings import Count, Dtype, Flat, Template
 from draftlab.core.verify.sampled import ranked
 from draftlab.data.prompts import Prompt
-from draftlab.core.confident_tree import ConfidentTree
 from draftlab.engine.generate import generate
 from draftlab.engine.recording import record
 from draftlab.engine.replay import replay

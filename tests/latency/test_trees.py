@@ -14,6 +14,7 @@ from draftlab.core.tree import Tree
 from draftlab.engine.replay_drafts import count_blocks
 from draftlab.engine.replay_trees import confident_trees
 from draftlab.errors import UserError
+from draftlab.latency.cost_aware import AtLeast
 from draftlab.latency.loop import decode
 from draftlab.latency.trees import most_probable, sequences_for, speculate_with_trees
 from draftlab.models import load_model
@@ -95,6 +96,28 @@ def test_the_text_goes_on_after_any_node(pair: tuple[LlamaCpp, LlamaCpp], node: 
         np.testing.assert_allclose(model.extend([6, 2]), alone.extend([*kept, 6, 2])[-2:], atol=1e-4)
 
 
+def test_a_later_branch_sees_nothing_after_the_node_that_it_leaves(pair: tuple[LlamaCpp, LlamaCpp]) -> None:
+    """The sequence that holds this node goes on with others."""
+    model, _ = pair
+    with LlamaCpp(model.path) as alone:
+        for one in (model, alone):
+            one.prefill([1, 5, 9])
+        below = Branches(model)
+        below.read([10, 3, 4], [TEXT, 0, 1])
+        np.testing.assert_allclose(below.read([7], [0])[0], alone.extend([10, 7])[-1], atol=1e-4)
+
+
+def test_the_draft_keeps_what_it_has_read_of_the_accepted_path(models: dict[str, Path]) -> None:
+    """A draft that is always right has read all accepted tokens but the last of a block."""
+    tree = ConfidentTree(4, 4, 1)
+    engine = EngineOptions(context_length=256, sequences=sequences_for(tree), shared=True)
+    file = models["target"].with_suffix(".gguf")
+    with LlamaCpp(file, engine) as target, LlamaCpp(file, engine) as draft:
+        found = speculate_with_trees(target, draft, [5, 9], 20, tree)
+        assert [block.accepted for block in found.blocks] == [4] * 4
+        assert (len(target.tokens), len(draft.tokens)) == (21, 20)
+
+
 def test_a_tree_with_too_many_leaves_is_refused(models: dict[str, Path]) -> None:
     two = EngineOptions(sequences=3, shared=True)
     with (
@@ -143,7 +166,7 @@ def test_blocks_are_those_of_replay_and_the_text_that_of_plain_decoding(
 def test_texts_of_low_probability_are_left_out(pair: tuple[LlamaCpp, LlamaCpp]) -> None:
     drafted = []
     for min_value in (0.0, 0.1, 0.3, 1.1):
-        found = [speculate_with_trees(*pair, prompt, 6, TREES[0], min_value=min_value) for prompt in passages(12)]
+        found = [speculate_with_trees(*pair, prompt, 6, TREES[0], rule=AtLeast(min_value)) for prompt in passages(12)]
         assert [one.tokens for one in found] == [decode(pair[0], prompt, 6).tokens for prompt in passages(12)]
         drafted.append(sum(block.drafted for one in found for block in one.blocks))
     assert drafted[0] > drafted[1] > drafted[2] > drafted[3] == 0

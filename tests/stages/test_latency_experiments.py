@@ -25,6 +25,7 @@ from draftlab.files.json_files import write_jsonl
 from draftlab.latency.comparison import compare
 from draftlab.latency.controlled import decode_scheduled, plain_steps
 from draftlab.latency.cost import SETTLED, around_calls, calibrate, cost_model
+from draftlab.latency.drafters import InSequences
 from draftlab.latency.lookup import LookupBackend
 from draftlab.latency.loop import Alone, resume
 from draftlab.latency.pair import open_pair
@@ -365,8 +366,8 @@ def test_requests_of_known_cost(capsys: pytest.CaptureFixture[str]) -> None:
     hands = [0.0]
     target = Clockwork(hands, 0.010)
     contenders = {
-        "good": (Clockwork(hands, 0.001), fixed(4), 0.0),
-        "bad": (Clockwork(hands, 0.001, stride=2), fixed(4), 0.0),
+        "good": InSequences(Clockwork(hands, 0.001), fixed(4)),
+        "bad": InSequences(Clockwork(hands, 0.001, stride=2), fixed(4)),
     }
     requests = [Answer(str(i), [1, 2, 3 + i], [0] * length, False) for i, length in enumerate([10, 20, 5, 30])]
     settings = served(draft_len=4, requests=4, max_new_tokens=20)
@@ -403,11 +404,11 @@ def test_times_of_requests_are_predicted_from_probed_costs(tmp_path: Path) -> No
     costs = latency_requests.read_costs(tmp_path / "costs.csv", 20)
     assert costs["released"].cost_ratio == pytest.approx(0.4)
     contenders = {
-        "distilled": (draft, fixed(3), 0.0),
-        "released": (released, fixed(3), 0.0),
-        "lookup": (LookupBackend(target), fixed(3), SURE),
-        "lookup_first_distilled": (LookupBackend(draft, joined=True), fixed(3), 0.0),
-        "lookup_first": (LookupBackend(released, joined=True), fixed(3), 0.0),
+        "distilled": InSequences(draft, fixed(3)),
+        "released": InSequences(released, fixed(3)),
+        "lookup": InSequences(LookupBackend(target), fixed(3), SURE),
+        "lookup_first_distilled": InSequences(LookupBackend(draft, joined=True), fixed(3)),
+        "lookup_first": InSequences(LookupBackend(released, joined=True), fixed(3)),
     }
     requests = [Answer(str(i), [1, 2, 3 + i], [0] * 40, False) for i in range(2)]
     settings = served(max_new_tokens=40)
@@ -575,6 +576,10 @@ def test_trees_are_served_beside_sequences(models: dict[str, Path], tmp_path: Pa
         assert good["blocks"] < sums.loc[f"draft_tree{nodes}", "blocks"] <= good["tokens"]
         assert good["blocks"] < good["steps"] <= 3 * good["blocks"]
         assert 0 < good["accepted"] <= good["visited"] < good["drafted"]
+    priced, _ = latency_requests.run(settings.model_copy(update={"cost_aware": 6}), inputs, BENCH)
+    drafted = priced.groupby("contender")[["drafted", "blocks"]].sum()
+    assert (drafted.loc[["draft_cost_aware"], "drafted"] <= 6 * drafted.loc[["draft_cost_aware"], "blocks"]).all()
+    assert priced[priced["contender"].str.endswith("_cost_aware")]["same_text"].all()
     unsure = settings.model_copy(update={"tree_confidence": 0.999})
     never, _ = latency_requests.run(unsure, inputs, BENCH)
     never = never[never["contender"] == "draft_tree4"]
@@ -585,20 +590,36 @@ def test_trees_are_served_beside_sequences(models: dict[str, Path], tmp_path: Pa
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"backend": "torch"}, "for backend llama_cpp"),
-        ({"priced_by": "beyond_released_cost"}, "no predicted times"),
-        ({"tree_width": 64}, "a tree of 384 tokens: llama.cpp can follow fewer than 256"),
+        ({"trees": [4], "backend": "torch"}, "for backend llama_cpp"),
+        ({"cost_aware": 4, "backend": "torch"}, "for backend llama_cpp"),
+        ({"trees": [4], "priced_by": "beyond_released_cost"}, "no predicted times"),
+        ({"trees": [4], "tree_width": 64}, "a tree of 384 tokens: llama.cpp can follow fewer than 256"),
         ({"trees": [256]}, "a tree of 256 tokens"),
+        ({"cost_aware": 256}, "a tree of 256 tokens"),
     ],
 )
 def test_trees_that_cannot_be_served_are_refused_at_once(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
-        served(**({"trees": [4]} | change))
+        served(**change)
     assert served(trees=[255]).trees == [255]
 
 
+def test_counts_depend_on_measured_times_only_where_a_contender_follows_them() -> None:
+    stage = latency_requests.STAGE
+    for changes, timed in [({"trees": [4]}, False), ({"adaptive": True}, True), ({"cost_aware": 4}, True)]:
+        assert stage.is_timed("drafted", served(**changes).model_dump()) is timed
+
+
 @pytest.mark.parametrize(
-    "names", [["none"], ["lookup"], ["mine", "mine_adaptive"], ["mine", "mine_confident"], ["mine", "mine_tree4"]]
+    "names",
+    [
+        ["none"],
+        ["lookup"],
+        ["mine", "mine_adaptive"],
+        ["mine", "mine_confident"],
+        ["mine", "mine_tree4"],
+        ["mine", "mine_cost_aware"],
+    ],
 )
 def test_a_draft_is_not_named_as_a_contender_of_its_own(names: list[str]) -> None:
     settings = served(adaptive=True, confidence=0.5, trees=[4])

@@ -15,6 +15,7 @@ from jaxtyping import Float32
 from draftlab.core.confident_tree import ConfidentTree
 from draftlab.engine.loop import Verification
 from draftlab.errors import UserError
+from draftlab.latency.cost_aware import AtLeast, Rule
 from draftlab.latency.loop import Generation, draw, generate, start, to_probs
 from draftlab.models.backend import LatencyBackend, Logits, argmax, check_pair
 from draftlab.models.llama_branches import TEXT, Branches
@@ -31,14 +32,14 @@ def speculate_with_trees(
     temperature: float = 0.0,
     rng: np.random.Generator | None = None,
     eos: Collection[int] = (),
-    min_value: float = 0.0,
+    rule: Rule | None = None,
 ) -> Generation:
-    """``loop.speculate`` with a tree for each block; texts that the draft gives less than ``min_value`` are left out.
+    """``loop.speculate`` with a tree for each block, of the texts that the ``rule`` wants (all of them if it is None).
 
     A block's ``drafted`` counts all nodes. ``UserError`` on another engine, or if a model has too few sequences (``sequences_for``).
     """
     check_pair(target, draft)
-    pair = AloneWithTrees(target, draft, prompt, max_new_tokens, tree, temperature, rng, min_value)
+    pair = AloneWithTrees(target, draft, prompt, max_new_tokens, tree, temperature, rng, rule or AtLeast(0.0))
     return generate((target, draft), pair, max_new_tokens, eos, [])
 
 
@@ -75,11 +76,11 @@ class AloneWithTrees:
         tree: ConfidentTree,
         temperature: float,
         rng: np.random.Generator | None,
-        min_value: float,
+        rule: Rule,
     ) -> None:
         if not (isinstance(target, LlamaCpp) and isinstance(draft, LlamaCpp)):
             raise UserError("trees are drafted and read by models in llama.cpp", remedy="set backend to llama_cpp")
-        self.target, self.draft, self.tree, self.min_value = target, draft, tree, min_value
+        self.target, self.draft, self.tree, self.rule = target, draft, tree, rule
         self.temperature, self.rng = temperature, rng or np.random.default_rng(0)
         self.context = min(target.context_length, draft.context_length)
         self.text = start([target, draft], prompt, max_new_tokens)
@@ -87,14 +88,14 @@ class AloneWithTrees:
 
     def propose(self, left: Sequence[int]) -> DraftedTree:
         """Grow a tree below the text, one call of the draft for each depth."""
-        self.growing, unread = Branches(self.draft), self.text[len(self.draft.tokens) :]
+        self.drafted = self.calls = 0
         room = self.context - len(self.text)
-        if room < max(self.tree.nodes, self.tree.width * self.tree.depth):
-            self.drafted, self.calls, self.known = 0, 0, TEXT
+        if room < max(self.tree.nodes, self.tree.width * self.tree.depth) or not self.rule.asks():
             return DraftedTree([], [], [], 0)
+        self.growing, unread = Branches(self.draft), self.text[len(self.draft.tokens) :]
         logits = self.growing.read(unread, [TEXT, *range(len(unread) - 1)])[-1:]
         self.known = len(unread) - 1  # the last known token
-        grown = grow(self.growing, self.known, logits, self.tree, self.temperature or 1.0, self.min_value)
+        grown = grow(self.growing, self.known, logits, self.tree, self.temperature or 1.0, self.rule)
         self.drafted, self.calls = len(grown.tokens), grown.calls
         return grown
 
@@ -129,7 +130,10 @@ class AloneWithTrees:
     def settle(self, verification: Verification, kept: Sequence[int]) -> None:
         self.text += [*verification.drafted[0][: verification.accepted[0]], verification.token[0]]
         self.reading.keep(self.kept)
-        self.growing.keep(max(self.draft_kept, self.known))
+        if self.calls:
+            self.growing.keep(max(self.draft_kept, self.known))
+        judged = min(verification.accepted[0] + 1, len(verification.drafted[0]))
+        self.rule.learn(self.calls, self.drafted, judged, verification.accepted[0])
 
 
 def grow(
@@ -138,7 +142,7 @@ def grow(
     logits: Float32[np.ndarray, "1 outputs"],
     tree: ConfidentTree,
     temperature: float,
-    min_value: float,
+    rule: Rule,
 ) -> DraftedTree:
     """The tree that a draft is most confident of after node ``known`` of ``below``, whose next token has these logits, from a first call.
 
@@ -151,14 +155,15 @@ def grow(
         begin = len(values)
         for (parent, value), row in zip(level, logits, strict=True):
             for token, chance in most_probable(row, tree.width, temperature):
-                if value * chance > 0 and value * chance >= min_value:
+                if value * chance > 0:
                     values.append(value * chance)
                     tokens.append(token if head is None else int(head.kept[token]))
                     parents.append(parent)
                     read_as.append(TEXT)
         best = sorted(range(len(values)), key=lambda text: -values[text])[: tree.nodes]  # of equal ones, the shorter
+        best = best[: rule.count([values[text] for text in best])]
         chosen = [text for text in best if text >= begin][: tree.width]
-        if depth + 1 == tree.depth or not chosen:
+        if depth + 1 == tree.depth or not chosen or not rule.deeper([values[text] for text in chosen], len(best)):
             break
         first, calls = len(below.tokens), calls + 1
         logits = below.read(

@@ -86,7 +86,7 @@ class LlamaCpp:
                 self._embeddings = np.ctypeslib.as_array(self._batch.embd, shape=(self._batch_size, width))
             self._positions = view(self._batch.pos)
             self._counts, self._wanted = view(self._batch.n_seq_id), view(self._batch.logits)
-            self._all_in_first = False
+            self._in_others = self._batch_size  # tokens of the batch that may be in others than sequence 0
             self.decoder_start: int | None = None
             if lib.llama_model_has_encoder(self._model):
                 self.decoder_start = lib.llama_model_decoder_start_token(self._model)
@@ -196,11 +196,12 @@ class LlamaCpp:
             raise UserError(what, file=self.path, remedy="check the token ids, or set a larger context_length")
 
     def _assign(self, sequences: Sequence[Sequence[int]] | None) -> None:
-        """Write the sequences of each token into the batch, unless all are sequence 0 as in the last call."""
-        if sequences is None and self._all_in_first:
-            return
-        self._all_in_first = sequences is None
-        for index, members in enumerate(sequences or [(0,)] * self._batch_size):
+        """Write the sequences of each token into the batch; for None, only where an earlier call wrote others than sequence 0."""
+        if sequences is None:
+            sequences, self._in_others = [(0,)] * self._in_others, 0
+        else:
+            self._in_others = max(self._in_others, len(sequences))
+        for index, members in enumerate(sequences):
             self._counts[index] = len(members)
             for slot, member in enumerate(members):
                 self._batch.seq_id[index][slot] = member

@@ -29,7 +29,7 @@ Files = dict[str, list[Path]]
 class Column:
     """One column of a table: its meaning in a line, its unit, its ``kind`` (int, float, str or bool).
 
-    A ``timed`` column holds a measured time, or follows from one: two runs differ in it. It may name the setting under which it does.
+    A ``timed`` column holds a measured time, or follows from one: two runs differ in it. It may name the setting under which it does, or several: ``one or another``.
     An ``optional`` column is missing in some cells. A ``whole`` column holds expected counts: where all of them are integers in a cell,
     as at temperature 0, they are written as integers. ``values`` are the only values of a column whose annotation is a ``Literal``.
     """
@@ -193,7 +193,7 @@ class Stage:
     def is_timed(self, name: str, settings: Mapping[str, Any]) -> bool:
         """Whether two runs with these settings differ in a column."""
         timed = self.all_columns[name].timed if name in self.all_columns else False
-        return timed if isinstance(timed, bool) else bool(settings.get(timed))
+        return timed if isinstance(timed, bool) else any(settings.get(setting) for setting in timed.split(" or "))
 
 
 PARTS = ("Settings", "Row", "MEASURES", "run", "Inputs", "Derived", "derive")

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from draftlab.core.confident_tree import ConfidentTree
 from draftlab.core.measure import Measure
-from draftlab.core.settings import Count, Dataset, Distinct, ShareBelow1
+from draftlab.core.settings import Count, Dataset, Distinct, NonNegativeInt, ShareBelow1
 from draftlab.engine.answers import in_full, recorded_name
 from draftlab.errors import UserError
 from draftlab.latency.settings import Engine
@@ -24,20 +24,19 @@ if TYPE_CHECKING:
 
     from draftlab.engine.answers import Answer
     from draftlab.latency.cost import CostModel
+    from draftlab.latency.cost_aware import CostAware
+    from draftlab.latency.drafters import Drafter
     from draftlab.latency.loop import DraftLength, Generation
     from draftlab.models.backend import LatencyBackend
-
-    Drafter = tuple[LatencyBackend, DraftLength | ConfidentTree, float]
-    """A draft, the length or the trees of its blocks, and the confidence below which a block or a path ends."""
 
 PLAIN, AGAIN = "none", "none_again"
 """No speculation, measured twice: the difference between the two is noise."""
 LOOKUP, FIRST = "lookup", "lookup_first"
 """The drafts that every user has already."""
 
-ADAPTIVE, CONFIDENT, TREE = "_adaptive", "_confident", "_tree"
-"""Endings of the names of drafts whose length follows the acceptance, whose blocks end where they are unsure, and whose blocks are trees of the
-number of tokens that follows."""
+ADAPTIVE, CONFIDENT, TREE, COST_AWARE = "_adaptive", "_confident", "_tree", "_cost_aware"
+"""Endings of the names of drafts whose length follows the acceptance, whose blocks end where they are unsure, whose blocks are trees of the number
+of tokens that follows, and which draft as much as pays at the measured costs."""
 
 BEFORE, DISTILLED = "before", "distilled"
 """The pair's undistilled draft, and the same draft distilled by another experiment."""
@@ -47,6 +46,8 @@ PAST_END = "the last block's tokens beyond the end count too"
 LONGEST = 10
 CALIBRATION_BLOCKS = 5
 CALIBRATION_CONTEXT = 64
+CALIBRATED = (2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192)
+"""Tokens in a call that are measured; the costs of others lie between."""
 MOST_SEQUENCES = 256
 """As many sequences as a context of llama.cpp can have."""
 
@@ -73,6 +74,10 @@ class Settings(Engine):
     tree_confidence: ShareBelow1 = Field(
         0, description="a tree has only texts that the draft gives at least this probability"
     )
+    cost_aware: NonNegativeInt = Field(
+        0,
+        description="also decode with trees of at most so many tokens that have only what pays, by the costs of this machine and the draft's probabilities; 0: no such trees",
+    )
     temperature: float = Field(default=0, ge=0, description="temperature at which target and drafts sample; 0: greedy")
     distilled: Literal["osd_offline", "traffic_verdict"] = Field(
         "osd_offline", description="the experiment that distilled the draft"
@@ -93,11 +98,11 @@ class Settings(Engine):
 
     @model_validator(mode="after")
     def _can_read_its_trees(self) -> Settings:
-        if self.trees and self.backend != "llama_cpp":
+        if (self.trees or self.cost_aware) and self.backend != "llama_cpp":
             raise ValueError("trees are for backend llama_cpp")
-        if self.trees and self.priced_by:
+        if (self.trees or self.cost_aware) and self.priced_by:
             raise ValueError("trees have no predicted times: leave out priced_by")
-        if (widest := max([*self.trees, self.tree_width * self.tree_depth])) >= MOST_SEQUENCES:
+        if (widest := max([*self.trees, self.cost_aware, self.tree_width * self.tree_depth])) >= MOST_SEQUENCES:
             raise ValueError(f"a tree of {widest} tokens: llama.cpp can follow fewer than {MOST_SEQUENCES} at once")
         return self
 
@@ -108,22 +113,22 @@ class Row:
     request_id: int = column("number among the recorded requests")
     split: str = column("train: requests of the stream; eval: held-out requests")
     contender: str = column(
-        "the draft, with _adaptive if the draft length follows the acceptance, _confident if a block ends where the draft is unsure, and _tree8 if it is a tree of up to 8 tokens; "
+        "the draft, with _adaptive if the draft length follows the acceptance, _confident if a block ends where the draft is unsure, _tree8 if it is a tree of up to 8 tokens, and _cost_aware if it drafts as much as pays; "
         "lookup: prompt lookup, which drafts nothing where it finds nothing; lookup_first: the last draft takes over there (lookup_first_NAME: the draft of that name); none, none_again: no draft"
     )
     tokens: int = column("tokens of the answer", "tokens")
     seconds: float = timing("time to write the answer, without the prompt")
-    blocks: int = column("calls of the target that verified drafted tokens", "calls", timed="adaptive")
-    drafted: int = column(f"tokens that were drafted; {PAST_END}", "tokens", timed="adaptive")
+    blocks: int = column("calls of the target that verified drafted tokens", "calls", timed="adaptive or cost_aware")
+    drafted: int = column(f"tokens that were drafted; {PAST_END}", "tokens", timed="adaptive or cost_aware")
     visited: int = column(
         f"drafted tokens that were judged: accepted ones, and the first rejected one after them; {PAST_END}",
         "tokens",
-        timed="adaptive",
+        timed="adaptive or cost_aware",
     )
-    accepted: int = column(f"drafted tokens that were accepted; {PAST_END}", "tokens", timed="adaptive")
+    accepted: int = column(f"drafted tokens that were accepted; {PAST_END}", "tokens", timed="adaptive or cost_aware")
     draft_seconds: float = timing("draft steps")
     verify_seconds: float = timing("verification")
-    steps: int = column("calls of the draft's model", "steps", timed="adaptive", optional=True)
+    steps: int = column("calls of the draft's model", "steps", timed="adaptive or cost_aware", optional=True)
     predicted_steps: float = column(
         "time of the answer predicted from the probed costs", "plain steps", timed=True, optional=True
     )
@@ -192,16 +197,17 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
     """Decode some recorded requests with every contender on the engine of the settings."""
     from draftlab.engine.answers import Answer
     from draftlab.files.json_files import read_jsonl
+    from draftlab.latency.cost_aware import AtLeast
+    from draftlab.latency.drafters import InSequences, InTrees
     from draftlab.latency.lookup import SURE, LookupBackend
     from draftlab.latency.loop import fixed
     from draftlab.latency.pair import describe, open_pair
     from draftlab.latency.trees import sequences_for
 
     kinds = [kind for kind, is_on in ((ADAPTIVE, settings.adaptive), (CONFIDENT, settings.confidence)) if is_on]
-    trees = {
-        f"{TREE}{nodes}": ConfidentTree(nodes, settings.tree_depth, settings.tree_width) for nodes in settings.trees
-    }
-    kinds += trees
+    grown = [*settings.trees, settings.cost_aware] if settings.cost_aware else settings.trees
+    shapes = {nodes: ConfidentTree(nodes, settings.tree_depth, settings.tree_width) for nodes in grown}
+    kinds += [*(f"{TREE}{nodes}" for nodes in settings.trees), COST_AWARE]
     reserved = {PLAIN, AGAIN, LOOKUP, FIRST, *(name + kind for name in inputs.drafts for kind in kinds)}
     if clash := sorted(reserved & set(inputs.drafts)):
         raise UserError(f"a draft is named {clash[0]!r}, like another contender", remedy="give it another name")
@@ -210,30 +216,34 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
     if not requests:
         raise UserError(f"no requests from number {first} on", file=inputs.answers, remedy="record more answers")
     longest = max(len(request.prompt_ids) for request in requests) + settings.max_new_tokens
-    room = max([LONGEST, *(max(tree.nodes, tree.width * tree.depth) for tree in trees.values())])
+    room = max([LONGEST, *(max(tree.nodes, tree.width * tree.depth) for tree in shapes.values())])
     opened = open_pair(
         inputs.target,
         *inputs.drafts.values(),
         settings=settings,
         context_length=max(longest, CALIBRATION_CONTEXT) + room,
-        sequences=max([1, *map(sequences_for, trees.values())]),
-        shared=bool(trees),
+        sequences=max([1, *map(sequences_for, shapes.values())]),
+        shared=bool(shapes),
     )
     with opened as (target, *drafts):
         length = fixed(settings.draft_len)
         least = {"": 0.0} | ({CONFIDENT: settings.confidence} if settings.confidence else {})
         contenders: dict[str, Drafter] = {}
         for name, draft in zip(inputs.drafts, drafts, strict=True):
-            contenders |= {name + ending: (draft, length, min_prob) for ending, min_prob in least.items()}
+            contenders |= {name + ending: InSequences(draft, length, min_prob) for ending, min_prob in least.items()}
             if settings.adaptive:
-                contenders[name + ADAPTIVE] = draft, calibrated_length(target, draft), 0.0
-            contenders |= {name + ending: (draft, tree, settings.tree_confidence) for ending, tree in trees.items()}
-        contenders[LOOKUP] = LookupBackend(target), length, SURE
+                contenders[name + ADAPTIVE] = InSequences(draft, calibrated_length(target, draft))
+            for nodes in settings.trees:
+                contenders[f"{name}{TREE}{nodes}"] = InTrees(draft, shapes[nodes], AtLeast(settings.tree_confidence))
+            if settings.cost_aware:
+                rule = cost_aware(target, draft, settings.cost_aware)
+                contenders[name + COST_AWARE] = InTrees(draft, shapes[settings.cost_aware], rule)
+        contenders[LOOKUP] = InSequences(LookupBackend(target), length, SURE)
         for name, draft in zip(inputs.drafts, drafts, strict=True):
             if draft is drafts[-1] or name != BEFORE:
                 joined = FIRST if draft is drafts[-1] else f"{FIRST}_{name}"
                 for ending, min_prob in least.items():
-                    contenders[joined + ending] = LookupBackend(draft, joined=True), length, min_prob
+                    contenders[joined + ending] = InSequences(LookupBackend(draft, joined=True), length, min_prob)
         verified = max(settings.draft_len + 1, LONGEST if settings.adaptive else 0)
         costs = read_costs(inputs.costs, longest, [*inputs.drafts], verified) if inputs.costs else {}
         probes = Probes(target, drafts[-1], settings) if settings.probe_every else None
@@ -265,11 +275,25 @@ class Probes:
 
 def calibrated_length(target: LatencyBackend, draft: LatencyBackend) -> DraftLength:
     """A draft length that follows the acceptance, from a short calibration of this pair."""
-    from draftlab.latency.cost import calibrate, cost_model
     from draftlab.latency.loop import adaptive
 
-    model = cost_model(calibrate(target, draft, [CALIBRATION_CONTEXT], [1], range(2, LONGEST + 1), CALIBRATION_BLOCKS))
+    model = calibrated(target, draft, range(2, LONGEST + 1))
     return adaptive(model.cost_ratio, model.by_draft_len)
+
+
+def cost_aware(target: LatencyBackend, draft: LatencyBackend, most: int) -> CostAware:
+    """A rule that drafts as much as pays, at ``most`` so many tokens, from a short calibration of this pair."""
+    from draftlab.latency.cost_aware import CostAware
+
+    model = calibrated(target, draft, sorted({size for size in CALIBRATED if size <= most} | {most + 1}))
+    return CostAware(model.cost_ratio, [0, *(model.verify(tokens) for tokens in range(1, most + 2))])
+
+
+def calibrated(target: LatencyBackend, draft: LatencyBackend, verified: Sequence[int]) -> CostModel:
+    """The costs of this pair at these numbers of tokens in a call."""
+    from draftlab.latency.cost import calibrate, cost_model
+
+    return cost_model(calibrate(target, draft, [CALIBRATION_CONTEXT], [1], verified, CALIBRATION_BLOCKS))
 
 
 def measure(
@@ -289,28 +313,19 @@ def measure(
     import numpy as np
     import pandas as pd
 
+    from draftlab.latency.drafters import answer_with
     from draftlab.latency.lookup import LookupBackend
-    from draftlab.latency.loop import decode, speculate
-    from draftlab.latency.trees import speculate_with_trees
+    from draftlab.latency.loop import decode
 
     def answer(name: str, number: int, prompt: list[int], length: int) -> tuple[Generation, int]:
         """The answer, and how many steps the draft's model took."""
         rng = np.random.default_rng([settings.seed, settings.first + number])
         if name in (PLAIN, AGAIN):
             return decode(target, prompt, length, temperature=settings.temperature, rng=rng), 0
-        draft, shape, least = contenders[name]
-        before = draft.steps if isinstance(draft, LookupBackend) else 0
-        request, temperature = (target, draft, prompt, length), settings.temperature
-        if isinstance(shape, ConfidentTree):
-            written = speculate_with_trees(*request, shape, temperature=temperature, rng=rng, min_value=least)
-        else:
-            written = speculate(*request, shape, temperature=temperature, rng=rng, min_prob=least)
-        if isinstance(draft, LookupBackend):
-            return written, draft.steps - before
-        return written, sum(block.calls for block in written.blocks)
+        return answer_with(contenders[name], target, prompt, length, settings.temperature, rng)
 
     costs = costs or {}
-    priced = {id(draft): costs[name] for name, (draft, *_) in contenders.items() if name in costs}
+    priced = {id(one.draft): costs[name] for name, one in contenders.items() if name in costs}
     names = [PLAIN, *contenders, AGAIN]
     rows = []
     with_warm_up = [requests[0], *requests]  # the first request once more
@@ -335,7 +350,7 @@ def measure(
                 "same_text": written.tokens == answers[PLAIN][0].tokens,
             }
             if costs:
-                draft = contenders[name][0] if name in contenders else None
+                draft = contenders[name].draft if name in contenders else None
                 model = draft.inner if isinstance(draft, LookupBackend) else draft
                 row["predicted_steps"] = predict(written, steps, priced.get(id(model), costs[DISTILLED]))
             if number:

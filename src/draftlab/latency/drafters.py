@@ -1,0 +1,77 @@
+"""Contenders of a measurement: a draft, and how much of it a block drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from draftlab.core.confident_tree import ConfidentTree
+from draftlab.latency.cost_aware import AtLeast, Rule
+from draftlab.latency.lookup import LookupBackend
+from draftlab.latency.loop import DraftLength, Generation, speculate
+from draftlab.latency.trees import speculate_with_trees
+from draftlab.models.backend import LatencyBackend
+
+
+class Drafter(Protocol):
+    """A draft, and how its tokens are drafted."""
+
+    @property
+    def draft(self) -> LatencyBackend:
+        """The model, or a lookup."""
+        ...
+
+    def answer(
+        self, target: LatencyBackend, prompt: Sequence[int], length: int, temperature: float, rng: np.random.Generator
+    ) -> Generation:
+        """Decode ``length`` tokens."""
+        ...
+
+
+@dataclass(frozen=True)
+class InSequences:
+    """One drafted sequence for a block, which ends where the draft is less sure than ``min_prob``."""
+
+    draft: LatencyBackend
+    draft_len: DraftLength
+    min_prob: float = 0.0
+
+    def answer(
+        self, target: LatencyBackend, prompt: Sequence[int], length: int, temperature: float, rng: np.random.Generator
+    ) -> Generation:
+        how = (target, self.draft, prompt, length, self.draft_len)
+        return speculate(*how, temperature=temperature, rng=rng, min_prob=self.min_prob)
+
+
+@dataclass(frozen=True)
+class InTrees:
+    """A tree for a block, of the texts that the ``rule`` wants."""
+
+    draft: LatencyBackend
+    tree: ConfidentTree
+    rule: Rule = field(default_factory=lambda: AtLeast(0.0))
+
+    def answer(
+        self, target: LatencyBackend, prompt: Sequence[int], length: int, temperature: float, rng: np.random.Generator
+    ) -> Generation:
+        how = (target, self.draft, prompt, length, self.tree)
+        return speculate_with_trees(*how, temperature=temperature, rng=rng, rule=self.rule)
+
+
+def answer_with(
+    drafter: Drafter,
+    target: LatencyBackend,
+    prompt: Sequence[int],
+    length: int,
+    temperature: float,
+    rng: np.random.Generator,
+) -> tuple[Generation, int]:
+    """The answer, and how often the draft's model was called: not where a lookup found something."""
+    draft = drafter.draft
+    before = draft.steps if isinstance(draft, LookupBackend) else 0
+    written = drafter.answer(target, prompt, length, temperature, rng)
+    calls = draft.steps - before if isinstance(draft, LookupBackend) else sum(block.calls for block in written.blocks)
+    return written, calls
