@@ -78,6 +78,11 @@ def test_one_more_call_must_gain_more_than_it_costs() -> None:
     for _ in range(50):
         rule.learn(1, 1, 1, 1)
     assert settled(rule, 1.0).deeper([0.3], 1), "0.29 for 0.1 and 0.1"
+    for _ in range(50):
+        rule.learn(1, 1, 1, 0)
+    assert not settled(rule, 1.0).deeper([0.3], 1), "0.15 again"
+    rule.learn(0, 3, 900, 900)
+    assert not settled(rule, 1.0).deeper([0.3], 1), "what was looked up says nothing about the draft"
 
 
 def test_the_rule_without_costs_keeps_what_is_probable_enough() -> None:

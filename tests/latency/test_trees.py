@@ -15,8 +15,9 @@ from draftlab.engine.replay_drafts import count_blocks
 from draftlab.engine.replay_trees import confident_trees
 from draftlab.errors import UserError
 from draftlab.latency.cost_aware import AtLeast
-from draftlab.latency.loop import decode
-from draftlab.latency.trees import most_probable, sequences_for, speculate_with_trees
+from draftlab.latency.lookup import SURE, LookupBackend
+from draftlab.latency.loop import decode, fixed, speculate
+from draftlab.latency.trees import LookedUp, most_probable, sequences_for, speculate_with_trees
 from draftlab.models import load_model
 from draftlab.models.backend import EngineOptions
 from draftlab.models.gguf import export
@@ -170,6 +171,42 @@ def test_texts_of_low_probability_are_left_out(pair: tuple[LlamaCpp, LlamaCpp]) 
         assert [one.tokens for one in found] == [decode(pair[0], prompt, 6).tokens for prompt in passages(12)]
         drafted.append(sum(block.drafted for one in found for block in one.blocks))
     assert drafted[0] > drafted[1] > drafted[2] > drafted[3] == 0
+
+
+def test_lookup_comes_before_the_draft_where_it_pays(pair: tuple[LlamaCpp, LlamaCpp]) -> None:
+    """What is found is judged by how often it was right: never drafted if that is never worth a token."""
+    prompts = [prompt * 2 for prompt in passages(12)]
+    plain, found = [decode(pair[0], prompt, 12).tokens for prompt in prompts], {}
+    for name, at_least in {"all": 0.0, "likely": 0.4, "none": 1.1}.items():
+        lookup, rule = LookedUp(), AtLeast(at_least)
+        answers = [speculate_with_trees(*pair, prompt, 12, TREES[0], rule=rule, lookup=lookup) for prompt in prompts]
+        assert [one.tokens for one in answers] == plain
+        blocks = [block for one in answers for block in one.blocks]
+        assert any(block.calls for block in blocks), "the draft, where nothing is found"
+        found[name] = [block for block in blocks if block.drafted and not block.calls]
+        assert all(block.drafted <= 3 for block in found[name]), "no deeper than a tree"
+        judged, accepted = (sum(getattr(block, kind) for block in found[name]) for kind in ("judged", "accepted"))
+        assert (lookup.judged, lookup.accepted) == (2 + judged, 1 + accepted)
+        alpha = (1 + accepted) / (2 + judged)
+        assert lookup.values(2) == pytest.approx([alpha, alpha**2])
+    assert len(found["all"]) > len(found["likely"]) > len(found["none"]) == 0
+
+
+def test_without_a_draft_it_is_prompt_lookup(pair: tuple[LlamaCpp, LlamaCpp]) -> None:
+    """The blocks of ``LookupBackend``, one by one."""
+
+    class Never(AtLeast):
+        def asks(self) -> bool:
+            return False
+
+    accepted = 0
+    for prompt in passages(12):
+        found = speculate_with_trees(*pair, prompt, 16, TREES[0], rule=Never(0.0), lookup=LookedUp())
+        other = speculate(pair[0], LookupBackend(pair[0]), prompt, 16, fixed(3), min_prob=SURE)
+        both = [[(block.drafted, block.judged, block.accepted) for block in one.blocks] for one in (found, other)]
+        assert both[0] == both[1]
+        accepted += sum(block.accepted for block in found.blocks)
+    assert accepted > 0
 
 
 def test_a_trimmed_head_drafts_its_tokens(models: dict[str, Path]) -> None:

@@ -579,7 +579,10 @@ def test_trees_are_served_beside_sequences(models: dict[str, Path], tmp_path: Pa
     priced, _ = latency_requests.run(settings.model_copy(update={"cost_aware": 6}), inputs, BENCH)
     drafted = priced.groupby("contender")[["drafted", "blocks"]].sum()
     assert (drafted.loc[["draft_cost_aware"], "drafted"] <= 6 * drafted.loc[["draft_cost_aware"], "blocks"]).all()
-    assert priced[priced["contender"].str.endswith("_cost_aware")]["same_text"].all()
+    is_priced = priced["contender"].str.endswith("_cost_aware")
+    names = ["draft_cost_aware", "itself_cost_aware", "lookup_first_cost_aware", "lookup_first_draft_cost_aware"]
+    assert sorted(set(priced[is_priced]["contender"])) == names
+    assert priced[is_priced]["same_text"].all()
     unsure = settings.model_copy(update={"tree_confidence": 0.999})
     never, _ = latency_requests.run(unsure, inputs, BENCH)
     never = never[never["contender"] == "draft_tree4"]

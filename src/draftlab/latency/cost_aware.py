@@ -31,7 +31,7 @@ class Rule(Protocol):
         ...
 
     def learn(self, calls: int, drafted: int, judged: int, accepted: int) -> None:
-        """Count a block that is over."""
+        """Count a block that is over; with 0 calls of the draft, its tokens were looked up."""
         ...
 
 
@@ -122,7 +122,7 @@ class CostAware:
                 self.waits = 0
             elif gain <= 0:
                 self.left = self.waits = min(max(1, 2 * self.waits), LONGEST_WAIT)
+            self.judged += judged
+            self.accepted += accepted
         self.emitted += accepted + 1
         self.spent += self.verify[drafted + 1] + self.call * calls
-        self.judged += judged
-        self.accepted += accepted

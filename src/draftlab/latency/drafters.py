@@ -12,7 +12,7 @@ from draftlab.core.confident_tree import ConfidentTree
 from draftlab.latency.cost_aware import AtLeast, Rule
 from draftlab.latency.lookup import LookupBackend
 from draftlab.latency.loop import DraftLength, Generation, speculate
-from draftlab.latency.trees import speculate_with_trees
+from draftlab.latency.trees import LookedUp, speculate_with_trees
 from draftlab.models.backend import LatencyBackend
 
 
@@ -48,17 +48,18 @@ class InSequences:
 
 @dataclass(frozen=True)
 class InTrees:
-    """A tree for a block, of the texts that the ``rule`` wants."""
+    """A tree for a block, of the texts that the ``rule`` wants; with ``lookup``, only where that finds nothing."""
 
     draft: LatencyBackend
     tree: ConfidentTree
     rule: Rule = field(default_factory=lambda: AtLeast(0.0))
+    lookup: LookedUp | None = None
 
     def answer(
         self, target: LatencyBackend, prompt: Sequence[int], length: int, temperature: float, rng: np.random.Generator
     ) -> Generation:
         how = (target, self.draft, prompt, length, self.tree)
-        return speculate_with_trees(*how, temperature=temperature, rng=rng, rule=self.rule)
+        return speculate_with_trees(*how, temperature=temperature, rng=rng, rule=self.rule, lookup=self.lookup)
 
 
 def answer_with(

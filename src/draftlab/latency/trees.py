@@ -20,6 +20,7 @@ from draftlab.latency.loop import Generation, draw, generate, start, to_probs
 from draftlab.models.backend import LatencyBackend, Logits, argmax, check_pair
 from draftlab.models.llama_branches import TEXT, Branches
 from draftlab.models.llama_cpp import LlamaCpp
+from draftlab.models.ngrams import Ngrams
 
 
 def speculate_with_trees(
@@ -33,13 +34,15 @@ def speculate_with_trees(
     rng: np.random.Generator | None = None,
     eos: Collection[int] = (),
     rule: Rule | None = None,
+    lookup: LookedUp | None = None,
 ) -> Generation:
     """``loop.speculate`` with a tree for each block, of the texts that the ``rule`` wants (all of them if it is None).
 
-    A block's ``drafted`` counts all nodes. ``UserError`` on another engine, or if a model has too few sequences (``sequences_for``).
+    With ``lookup``, a block is what prompt lookup finds, as far as the rule wants it, and else a tree. A block's ``drafted`` counts all nodes.
+    ``UserError`` on another engine, or if a model has too few sequences (``sequences_for``).
     """
     check_pair(target, draft)
-    pair = AloneWithTrees(target, draft, prompt, max_new_tokens, tree, temperature, rng, rule or AtLeast(0.0))
+    pair = AloneWithTrees(target, draft, prompt, max_new_tokens, tree, temperature, rng, rule or AtLeast(0.0), lookup)
     return generate((target, draft), pair, max_new_tokens, eos, [])
 
 
@@ -50,6 +53,18 @@ def sequences_for(tree: ConfidentTree) -> int:
     9
     """
     return 1 + max(tree.nodes, tree.width * (tree.depth - 1) + 1)
+
+
+class LookedUp:
+    """How often a token is accepted that prompt lookup found: the value of what it finds."""
+
+    def __init__(self) -> None:
+        self.judged, self.accepted = 2.0, 1.0
+
+    def values(self, tokens: int) -> list[float]:
+        """The probability that the first 1, 2, ... of these tokens are accepted."""
+        alpha = self.accepted / self.judged
+        return [alpha**length for length in range(1, tokens + 1)]
 
 
 class DraftedTree(NamedTuple):
@@ -77,6 +92,7 @@ class AloneWithTrees:
         temperature: float,
         rng: np.random.Generator | None,
         rule: Rule,
+        lookup: LookedUp | None = None,
     ) -> None:
         if not (isinstance(target, LlamaCpp) and isinstance(draft, LlamaCpp)):
             raise UserError("trees are drafted and read by models in llama.cpp", remedy="set backend to llama_cpp")
@@ -85,12 +101,18 @@ class AloneWithTrees:
         self.context = min(target.context_length, draft.context_length)
         self.text = start([target, draft], prompt, max_new_tokens)
         self.drafted = self.calls = 0
+        self.lookup, self.seen = lookup, Ngrams(self.text if lookup else ())
 
     def propose(self, left: Sequence[int]) -> DraftedTree:
-        """Grow a tree below the text, one call of the draft for each depth."""
+        """Look up what follows the text, or grow a tree below it with one call of the draft for each depth."""
         self.drafted = self.calls = 0
         room = self.context - len(self.text)
-        if room < max(self.tree.nodes, self.tree.width * self.tree.depth) or not self.rule.asks():
+        if room < max(self.tree.nodes, self.tree.width * self.tree.depth):
+            return DraftedTree([], [], [], 0)
+        if self.lookup and (found := self.look_up(self.lookup)):
+            self.drafted = len(found)
+            return DraftedTree(found, [TEXT, *range(len(found) - 1)], [TEXT] * len(found), 0)
+        if not self.rule.asks():
             return DraftedTree([], [], [], 0)
         self.growing, unread = Branches(self.draft), self.text[len(self.draft.tokens) :]
         logits = self.growing.read(unread, [TEXT, *range(len(unread) - 1)])[-1:]
@@ -98,6 +120,15 @@ class AloneWithTrees:
         grown = grow(self.growing, self.known, logits, self.tree, self.temperature or 1.0, self.rule)
         self.drafted, self.calls = len(grown.tokens), grown.calls
         return grown
+
+    def look_up(self, lookup: LookedUp) -> list[int]:
+        """What prompt lookup finds, as far as the rule wants it."""
+        found = list[int]()
+        while len(found) < min(self.tree.nodes, self.tree.depth) and (token := self.seen.guess) is not None:
+            found.append(token)
+            self.seen.append(token)
+        self.seen.trim(len(self.text))
+        return found[: self.rule.count(lookup.values(len(found)))]
 
     def read(self, proposal: DraftedTree) -> Logits:
         """The target's logits after the last known token and after each node."""
@@ -128,12 +159,19 @@ class AloneWithTrees:
         return draw(to_probs(logits, self.temperature), self.rng)
 
     def settle(self, verification: Verification, kept: Sequence[int]) -> None:
-        self.text += [*verification.drafted[0][: verification.accepted[0]], verification.token[0]]
+        (accepted,), (path,) = verification.accepted, verification.drafted
+        self.text += [*path[:accepted], verification.token[0]]
+        judged = min(accepted + 1, len(path))
         self.reading.keep(self.kept)
         if self.calls:
             self.growing.keep(max(self.draft_kept, self.known))
-        judged = min(verification.accepted[0] + 1, len(verification.drafted[0]))
-        self.rule.learn(self.calls, self.drafted, judged, verification.accepted[0])
+        if self.lookup:
+            for token in self.text[len(self.seen.tokens) :]:
+                self.seen.append(token)
+            if self.drafted and not self.calls:
+                self.lookup.judged += judged
+                self.lookup.accepted += accepted
+        self.rule.learn(self.calls, self.drafted, judged, accepted)
 
 
 def grow(

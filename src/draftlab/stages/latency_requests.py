@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from draftlab.engine.answers import Answer
     from draftlab.latency.cost import CostModel
-    from draftlab.latency.cost_aware import CostAware
     from draftlab.latency.drafters import Drafter
     from draftlab.latency.loop import DraftLength, Generation
     from draftlab.models.backend import LatencyBackend
@@ -197,12 +196,12 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
     """Decode some recorded requests with every contender on the engine of the settings."""
     from draftlab.engine.answers import Answer
     from draftlab.files.json_files import read_jsonl
-    from draftlab.latency.cost_aware import AtLeast
+    from draftlab.latency.cost_aware import AtLeast, CostAware
     from draftlab.latency.drafters import InSequences, InTrees
     from draftlab.latency.lookup import SURE, LookupBackend
     from draftlab.latency.loop import fixed
     from draftlab.latency.pair import describe, open_pair
-    from draftlab.latency.trees import sequences_for
+    from draftlab.latency.trees import LookedUp, sequences_for
 
     kinds = [kind for kind, is_on in ((ADAPTIVE, settings.adaptive), (CONFIDENT, settings.confidence)) if is_on]
     grown = [*settings.trees, settings.cost_aware] if settings.cost_aware else settings.trees
@@ -229,6 +228,7 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
         length = fixed(settings.draft_len)
         least = {"": 0.0} | ({CONFIDENT: settings.confidence} if settings.confidence else {})
         contenders: dict[str, Drafter] = {}
+        prices: dict[str, tuple[float, list[float]]] = {}
         for name, draft in zip(inputs.drafts, drafts, strict=True):
             contenders |= {name + ending: InSequences(draft, length, min_prob) for ending, min_prob in least.items()}
             if settings.adaptive:
@@ -236,14 +236,17 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
             for nodes in settings.trees:
                 contenders[f"{name}{TREE}{nodes}"] = InTrees(draft, shapes[nodes], AtLeast(settings.tree_confidence))
             if settings.cost_aware:
-                rule = cost_aware(target, draft, settings.cost_aware)
-                contenders[name + COST_AWARE] = InTrees(draft, shapes[settings.cost_aware], rule)
+                prices[name] = priced(target, draft, settings.cost_aware)
+                contenders[name + COST_AWARE] = InTrees(draft, shapes[settings.cost_aware], CostAware(*prices[name]))
         contenders[LOOKUP] = InSequences(LookupBackend(target), length, SURE)
         for name, draft in zip(inputs.drafts, drafts, strict=True):
             if draft is drafts[-1] or name != BEFORE:
                 joined = FIRST if draft is drafts[-1] else f"{FIRST}_{name}"
                 for ending, min_prob in least.items():
                     contenders[joined + ending] = InSequences(LookupBackend(draft, joined=True), length, min_prob)
+                if name in prices:
+                    rule = CostAware(*prices[name])
+                    contenders[joined + COST_AWARE] = InTrees(draft, shapes[settings.cost_aware], rule, LookedUp())
         verified = max(settings.draft_len + 1, LONGEST if settings.adaptive else 0)
         costs = read_costs(inputs.costs, longest, [*inputs.drafts], verified) if inputs.costs else {}
         probes = Probes(target, drafts[-1], settings) if settings.probe_every else None
@@ -281,12 +284,10 @@ def calibrated_length(target: LatencyBackend, draft: LatencyBackend) -> DraftLen
     return adaptive(model.cost_ratio, model.by_draft_len)
 
 
-def cost_aware(target: LatencyBackend, draft: LatencyBackend, most: int) -> CostAware:
-    """A rule that drafts as much as pays, at ``most`` so many tokens, from a short calibration of this pair."""
-    from draftlab.latency.cost_aware import CostAware
-
+def priced(target: LatencyBackend, draft: LatencyBackend, most: int) -> tuple[float, list[float]]:
+    """The costs by which ``CostAware`` drafts at most ``most`` tokens, from a short calibration of this pair."""
     model = calibrated(target, draft, sorted({size for size in CALIBRATED if size <= most} | {most + 1}))
-    return CostAware(model.cost_ratio, [0, *(model.verify(tokens) for tokens in range(1, most + 2))])
+    return model.cost_ratio, [0, *(model.verify(tokens) for tokens in range(1, most + 2))]
 
 
 def calibrated(target: LatencyBackend, draft: LatencyBackend, verified: Sequence[int]) -> CostModel:
