@@ -56,15 +56,34 @@ def sequences_for(tree: ConfidentTree) -> int:
 
 
 class LookedUp:
-    """How often a token is accepted that prompt lookup found: the value of what it finds."""
+    """How often a token that prompt lookup finds is right: more often if the one before it was right too.
+
+    It is counted along the text, whether the tokens were drafted or not.
+
+    >>> lookup = LookedUp()
+    >>> lookup.values(2)
+    [0.5, 0.25]
+    >>> for token in (7, 8):
+    ...     lookup.learn(token, token)
+    >>> lookup.values(2)  # after two right ones: two of three, with the first guess
+    [0.6666666666666666, 0.4444444444444444]
+    """
 
     def __init__(self) -> None:
-        self.judged, self.accepted = 2.0, 1.0
+        self.after_right = False
+        self._right, self._judged = {False: 1.0, True: 1.0}, {False: 2.0, True: 2.0}
 
     def values(self, tokens: int) -> list[float]:
-        """The probability that the first 1, 2, ... of these tokens are accepted."""
-        alpha = self.accepted / self.judged
-        return [alpha**length for length in range(1, tokens + 1)]
+        """The probability that the next 1, 2, ... tokens are right if lookup finds them."""
+        first, later = (self._right[after] / self._judged[after] for after in (self.after_right, True))
+        return [first * later**number for number in range(tokens)]
+
+    def learn(self, found: int | None, token: int) -> None:
+        """Compare what was found, if anything, with the token of the text."""
+        if found is not None:
+            self._judged[self.after_right] += 1
+            self._right[self.after_right] += found == token
+        self.after_right = found == token
 
 
 class DraftedTree(NamedTuple):
@@ -102,6 +121,8 @@ class AloneWithTrees:
         self.text = start([target, draft], prompt, max_new_tokens)
         self.drafted = self.calls = 0
         self.lookup, self.seen = lookup, Ngrams(self.text if lookup else ())
+        if lookup:
+            lookup.after_right = False
 
     def propose(self, left: Sequence[int]) -> DraftedTree:
         """Look up what follows the text, or grow a tree below it with one call of the draft for each depth."""
@@ -167,10 +188,8 @@ class AloneWithTrees:
             self.growing.keep(max(self.draft_kept, self.known))
         if self.lookup:
             for token in self.text[len(self.seen.tokens) :]:
+                self.lookup.learn(self.seen.guess, token)
                 self.seen.append(token)
-            if self.drafted and not self.calls:
-                self.lookup.judged += judged
-                self.lookup.accepted += accepted
         self.rule.learn(self.calls, self.drafted, judged, accepted)
 
 
