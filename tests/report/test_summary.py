@@ -55,6 +55,18 @@ def test_an_experiment_that_did_not_run_has_no_line(run):
     assert [line.split()[0] for line in summary.lines(run)] == ["Offline", "Online", "Report", "Tables", "Figures"]
 
 
+def test_an_experiment_of_ones_own_may_leave_contenders_and_schemes_out(run):
+    table = TABLES["osd_latency_dataset"](PAYS)
+    for left_out, words in (("before", ["compared with no draft"]), ("distilled", [])):
+        table[table["contender"] != left_out].to_csv(run / "osd_latency_dataset.csv", index=False)
+        found = [line for line in summary.headlines(run) if line.startswith("Traffic")]
+        assert len(found) == len(words)
+        assert all(word in line and "undistilled" not in line for word, line in zip(words, found, strict=True))
+    table = TABLES["mdss_acceptance"]({"scheme": {"optimal": 0.1}})
+    table[table["scheme"] == "rrs"].to_csv(run / "mdss_acceptance.csv", index=False)
+    assert not any(line.startswith("Drafts") for line in summary.headlines(run))
+
+
 def test_the_summary_is_that_of_the_run_that_was_asked_for(run, capsys):
     results = run / "results"
     for name in ("smoke-raw", "smoke"):

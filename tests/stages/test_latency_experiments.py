@@ -576,7 +576,11 @@ def test_trees_are_served_beside_sequences(models: dict[str, Path], tmp_path: Pa
         assert good["blocks"] < sums.loc[f"draft_tree{nodes}", "blocks"] <= good["tokens"]
         assert good["blocks"] < good["steps"] <= 3 * good["blocks"]
         assert 0 < good["accepted"] <= good["visited"] < good["drafted"]
-    priced, _ = latency_requests.run(settings.model_copy(update={"cost_aware": 6}), inputs, BENCH)
+    priced, run = latency_requests.run(settings.model_copy(update={"cost_aware": 6}), inputs, BENCH)
+    assert run["prices"].keys() == {"draft", "itself"}
+    for price in run["prices"].values():
+        assert (price["verify"][:2], len(price["verify"])) == ([0, 1.0], 8)
+        assert price["call"] > 0
     drafted = priced.groupby("contender")[["drafted", "blocks"]].sum()
     assert (drafted.loc[["draft_cost_aware"], "drafted"] <= 6 * drafted.loc[["draft_cost_aware"], "blocks"]).all()
     is_priced = priced["contender"].str.endswith("_cost_aware")
@@ -625,10 +629,10 @@ def test_counts_depend_on_measured_times_only_where_a_contender_follows_them() -
     ],
 )
 def test_a_draft_is_not_named_as_a_contender_of_its_own(names: list[str]) -> None:
-    settings = served(adaptive=True, confidence=0.5, trees=[4])
-    inputs = latency_requests.Inputs(target=Path(), drafts=dict.fromkeys(names, Path()), answers=Path("no answers"))
+    settings = served(adaptive=True, confidence=0.5, trees=[4], cost_aware=4)
     with pytest.raises(UserError, match=f"a draft is named '{names[-1]}'"):
-        latency_requests.run(settings, inputs, BENCH)
+        latency_requests.check_names(names, settings)
+    latency_requests.check_names(["mine", "mine_adaptive", "mine_cost_aware"], served())
 
 
 # --- branches ----------------------------------------------------------------------------------------------------

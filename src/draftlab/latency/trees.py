@@ -16,7 +16,7 @@ from draftlab.core.confident_tree import ConfidentTree
 from draftlab.engine.loop import Verification
 from draftlab.errors import UserError
 from draftlab.latency.cost_aware import AtLeast, Rule
-from draftlab.latency.loop import Generation, draw, generate, start, to_probs
+from draftlab.latency.loop import Generation, crop, draw, generate, start, to_probs
 from draftlab.models.backend import LatencyBackend, Logits, argmax, check_pair
 from draftlab.models.llama_branches import TEXT, Branches
 from draftlab.models.llama_cpp import LlamaCpp
@@ -52,7 +52,7 @@ def sequences_for(tree: ConfidentTree) -> int:
     >>> sequences_for(ConfidentTree(nodes=8, depth=4, width=2))
     9
     """
-    return 1 + max(tree.nodes, tree.width * (tree.depth - 1) + 1)
+    return 1 + max(tree.nodes, tree.width * (tree.depth - 1))
 
 
 class LookedUp:
@@ -120,6 +120,7 @@ class AloneWithTrees:
         self.context = min(target.context_length, draft.context_length)
         self.text = start([target, draft], prompt, max_new_tokens)
         self.drafted = self.calls = 0
+        self.reading: Branches | None = None
         self.lookup, self.seen = lookup, Ngrams(self.text if lookup else ())
         if lookup:
             lookup.after_right = False
@@ -135,10 +136,9 @@ class AloneWithTrees:
             return DraftedTree(found, [TEXT, *range(len(found) - 1)], [TEXT] * len(found), 0)
         if not self.rule.asks():
             return DraftedTree([], [], [], 0)
-        self.growing, unread = Branches(self.draft), self.text[len(self.draft.tokens) :]
-        logits = self.growing.read(unread, [TEXT, *range(len(unread) - 1)])[-1:]
-        self.known = len(unread) - 1  # the last known token
-        grown = grow(self.growing, self.known, logits, self.tree, self.temperature or 1.0, self.rule)
+        logits = self.draft.predict(self.text[len(self.draft.tokens) :])
+        self.growing = Branches(self.draft)
+        grown = grow(self.growing, logits[None], self.tree, self.temperature or 1.0, self.rule)
         self.drafted, self.calls = len(grown.tokens), grown.calls
         return grown
 
@@ -153,10 +153,12 @@ class AloneWithTrees:
 
     def read(self, proposal: DraftedTree) -> Logits:
         """The target's logits after the last known token and after each node."""
+        tokens, parents = [self.text[-1], *proposal.tokens], [TEXT, *(parent + 1 for parent in proposal.parents)]
+        self.reading = None
+        if parents == [*range(TEXT, len(parents) - 1)]:  # a sequence, or nothing: the target needs no branches
+            return self.target.extend(tokens)
         self.reading = Branches(self.target)
-        return self.reading.read(
-            [self.text[-1], *proposal.tokens], [TEXT, *(parent + 1 for parent in proposal.parents)]
-        )
+        return self.reading.read(tokens, parents)
 
     def verify(self, proposal: DraftedTree, reading: Logits) -> Verification:
         children = {edge: node for node, edge in enumerate(zip(proposal.parents, proposal.tokens, strict=True))}
@@ -183,9 +185,12 @@ class AloneWithTrees:
         (accepted,), (path,) = verification.accepted, verification.drafted
         self.text += [*path[:accepted], verification.token[0]]
         judged = min(accepted + 1, len(path))
-        self.reading.keep(self.kept)
-        if self.calls:
-            self.growing.keep(max(self.draft_kept, self.known))
+        if self.reading:
+            self.reading.keep(self.kept)
+        else:
+            crop((self.target,), len(self.text) - 1)
+        if self.calls > 1:  # with one call the draft has read nothing but the text
+            self.growing.keep(self.draft_kept)
         if self.lookup:
             for token in self.text[len(self.seen.tokens) :]:
                 self.lookup.learn(self.seen.guess, token)
@@ -194,14 +199,9 @@ class AloneWithTrees:
 
 
 def grow(
-    below: Branches,
-    known: int,
-    logits: Float32[np.ndarray, "1 outputs"],
-    tree: ConfidentTree,
-    temperature: float,
-    rule: Rule,
+    below: Branches, logits: Float32[np.ndarray, "1 outputs"], tree: ConfidentTree, temperature: float, rule: Rule
 ) -> DraftedTree:
-    """The tree that a draft is most confident of after node ``known`` of ``below``, whose next token has these logits, from a first call.
+    """The tree that a draft is most confident of below its text, after which a first call gave these logits.
 
     A text can only be followed by texts of lower value, so one that is not among the best so far is not read.
     """
@@ -225,7 +225,7 @@ def grow(
         first, calls = len(below.tokens), calls + 1
         logits = below.read(
             [tokens[text] for text in chosen],
-            [known if parents[text] == TEXT else read_as[parents[text]] for text in chosen],
+            [TEXT if parents[text] == TEXT else read_as[parents[text]] for text in chosen],
         )
         for place, text in enumerate(chosen):
             read_as[text] = first + place

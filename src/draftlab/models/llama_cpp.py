@@ -124,8 +124,12 @@ class LlamaCpp:
         chosen = argmax(self._append(tokens, of_head=True))
         return chosen if self.head is None else np.asarray(self.head.kept[chosen])
 
+    def predict(self, tokens: Sequence[int]) -> Float32[np.ndarray, " outputs"]:
+        """Append ``tokens`` to the cache; return the logits after the last, those of a trimmed head as they are."""
+        return np.asarray(self._append(tokens, only_last=True, of_head=True)[0])
+
     def guess(self, tokens: Sequence[int], min_prob: float = 0.0) -> int | None:
-        best = confident_argmax(self._append(tokens, only_last=True, of_head=True)[0], min_prob)
+        best = confident_argmax(self.predict(tokens), min_prob)
         return best if best is None or self.head is None else int(self.head.kept[best])
 
     def _append(self, tokens: Sequence[int], *, only_last: bool = False, of_head: bool = False) -> Logits:

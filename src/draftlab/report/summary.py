@@ -105,13 +105,16 @@ def _traffic(table: pd.DataFrame) -> Iterator[str]:
     step = _measure(table, Measure("seconds", "tokens"), contender=["none", "none_again"]).estimate
     speedups, texts = {}, {}
     for contender in ("before", "distilled"):
+        rows = table[table["contender"] == contender]
+        if rows.empty:  # an experiment of a user's own may leave it out
+            continue
         pairs = {
             "alpha": ("accepted", "visited"),
             "draft": ("draft_seconds", "drafted"),
             "verify": ("verify_seconds", "blocks"),
         }
         measured = {name: _measure(table, Measure(*pair), contender=contender).estimate for name, pair in pairs.items()}
-        draft_len = int(table.loc[table["contender"] == contender, "draft_len"].iloc[0])
+        draft_len = int(rows["draft_len"].iloc[0])
         alpha, costs = measured["alpha"], (measured["draft"] / step, measured["verify"] / step)
         speedups[contender] = _measure(table, Measure("plain_seconds", "seconds"), contender=contender)
         texts[contender] = (
@@ -119,13 +122,16 @@ def _traffic(table: pd.DataFrame) -> Iterator[str]:
             f"Eq. 1 predicts {theory.speedup(alpha, draft_len, costs[0]):.2f}, "
             f"with the measured cost of verification {theory.speedup(alpha, draft_len, *costs):.2f})"
         )
+    if "distilled" not in speedups:
+        return
     after = speedups["distilled"]
     helps = {"more": "pays off", "less": "does not pay off", "level": "is not shown to pay off"}[decide(after, 1.0)]
     verdict = f"an adapted draft {helps}"
     if after.n < ENOUGH:
         verdict = f"not yet known whether an adapted draft pays off, at least {ENOUGH} requests are needed; so far"
+    undistilled = f", the undistilled draft {texts['before']}" if "before" in texts else ""
     yield (
-        f"Traffic  {verdict}: compared with no draft {texts['distilled']}, the undistilled draft {texts['before']}, "
+        f"Traffic  {verdict}: compared with no draft {texts['distilled']}{undistilled}, "
         f"in llama.cpp on {after.n} request{'s' * (after.n != 1)}"
     )
 
@@ -147,6 +153,8 @@ def _acceptance(table: pd.DataFrame) -> Iterator[str]:
     RRS is left out because it has its own optimum, and path schemes because they measure another quantity.
     """
     rows = table[(table["dataset"] != "synthetic") & table["scheme"].isin(SCHEMES)]
+    if rows.empty:
+        return
     drafts, temperature = rows["num_drafts"].min(), min(rows["draft_temperature"], key=lambda value: abs(value - 1.2))
     chosen = Selection(
         "", Measure("acceptance_sum", "positions"), {"num_drafts": drafts, "draft_temperature": temperature}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
@@ -95,11 +95,17 @@ class Settings(Engine):
         "", description="an experiment of the stage latency_cost, whose costs predict the times; empty: none"
     )
 
+    @property
+    def shapes(self) -> dict[int, ConfidentTree]:
+        """The trees that are drafted, by their most tokens."""
+        sizes = [*self.trees, *[self.cost_aware] * (self.cost_aware > 0)]
+        return {nodes: ConfidentTree(nodes, self.tree_depth, self.tree_width) for nodes in sizes}
+
     @model_validator(mode="after")
     def _can_read_its_trees(self) -> Settings:
-        if (self.trees or self.cost_aware) and self.backend != "llama_cpp":
+        if self.shapes and self.backend != "llama_cpp":
             raise ValueError("trees are for backend llama_cpp")
-        if (self.trees or self.cost_aware) and self.priced_by:
+        if self.shapes and self.priced_by:
             raise ValueError("trees have no predicted times: leave out priced_by")
         if (widest := max([*self.trees, self.cost_aware, self.tree_width * self.tree_depth])) >= MOST_SEQUENCES:
             raise ValueError(f"a tree of {widest} tokens: llama.cpp can follow fewer than {MOST_SEQUENCES} at once")
@@ -196,64 +202,93 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
     """Decode some recorded requests with every contender on the engine of the settings."""
     from draftlab.engine.answers import Answer
     from draftlab.files.json_files import read_jsonl
-    from draftlab.latency.cost_aware import AtLeast, CostAware
-    from draftlab.latency.drafters import InSequences, InTrees
-    from draftlab.latency.lookup import SURE, LookupBackend
-    from draftlab.latency.loop import fixed
     from draftlab.latency.pair import describe, open_pair
-    from draftlab.latency.trees import LookedUp, sequences_for
+    from draftlab.latency.trees import sequences_for
 
-    kinds = [kind for kind, is_on in ((ADAPTIVE, settings.adaptive), (CONFIDENT, settings.confidence)) if is_on]
-    grown = [*settings.trees, settings.cost_aware] if settings.cost_aware else settings.trees
-    shapes = {nodes: ConfidentTree(nodes, settings.tree_depth, settings.tree_width) for nodes in grown}
-    kinds += [*(f"{TREE}{nodes}" for nodes in settings.trees), COST_AWARE]
-    reserved = {PLAIN, AGAIN, LOOKUP, FIRST, *(name + kind for name in inputs.drafts for kind in kinds)}
-    if clash := sorted(reserved & set(inputs.drafts)):
-        raise UserError(f"a draft is named {clash[0]!r}, like another contender", remedy="give it another name")
-    first = settings.first
-    requests = list(itertools.islice(read_jsonl(inputs.answers, Answer), first, first + settings.requests))
+    requests = list(
+        itertools.islice(read_jsonl(inputs.answers, Answer), settings.first, settings.first + settings.requests)
+    )
     if not requests:
-        raise UserError(f"no requests from number {first} on", file=inputs.answers, remedy="record more answers")
+        what = f"no requests from number {settings.first} on"
+        raise UserError(what, file=inputs.answers, remedy="record more answers")
+    check_names(inputs.drafts, settings)
     longest = max(len(request.prompt_ids) for request in requests) + settings.max_new_tokens
-    room = max([LONGEST, *(max(tree.nodes, tree.width * tree.depth) for tree in shapes.values())])
+    shapes = settings.shapes.values()
+    room = max([LONGEST, *(max(tree.nodes, tree.width * tree.depth) for tree in shapes)])
     opened = open_pair(
         inputs.target,
         *inputs.drafts.values(),
         settings=settings,
         context_length=max(longest, CALIBRATION_CONTEXT) + room,
-        sequences=max([1, *map(sequences_for, shapes.values())]),
+        sequences=max([1, *map(sequences_for, shapes)]),
         shared=bool(shapes),
     )
     with opened as (target, *drafts):
-        length = fixed(settings.draft_len)
-        least = {"": 0.0} | ({CONFIDENT: settings.confidence} if settings.confidence else {})
-        contenders: dict[str, Drafter] = {}
-        prices: dict[str, tuple[float, list[float]]] = {}
-        for name, draft in zip(inputs.drafts, drafts, strict=True):
-            contenders |= {name + ending: InSequences(draft, length, min_prob) for ending, min_prob in least.items()}
-            if settings.adaptive:
-                contenders[name + ADAPTIVE] = InSequences(draft, calibrated_length(target, draft))
-            for nodes in settings.trees:
-                contenders[f"{name}{TREE}{nodes}"] = InTrees(draft, shapes[nodes], AtLeast(settings.tree_confidence))
-            if settings.cost_aware:
-                prices[name] = priced(target, draft, settings.cost_aware)
-                contenders[name + COST_AWARE] = InTrees(draft, shapes[settings.cost_aware], CostAware(*prices[name]))
-        contenders[LOOKUP] = InSequences(LookupBackend(target), length, SURE)
-        for name, draft in zip(inputs.drafts, drafts, strict=True):
-            if draft is drafts[-1] or name != BEFORE:
-                joined = FIRST if draft is drafts[-1] else f"{FIRST}_{name}"
-                for ending, min_prob in least.items():
-                    contenders[joined + ending] = InSequences(LookupBackend(draft, joined=True), length, min_prob)
-                if name in prices:
-                    rule = CostAware(*prices[name])
-                    contenders[joined + COST_AWARE] = InTrees(draft, shapes[settings.cost_aware], rule, LookedUp())
+        prices = {
+            name: priced(target, draft, settings.cost_aware)
+            for name, draft in zip(inputs.drafts, drafts, strict=True)
+            if settings.cost_aware
+        }
+        contenders = contenders_of(target, dict(zip(inputs.drafts, drafts, strict=True)), settings, prices)
         verified = max(settings.draft_len + 1, LONGEST if settings.adaptive else 0)
         costs = read_costs(inputs.costs, longest, [*inputs.drafts], verified) if inputs.costs else {}
         probes = Probes(target, drafts[-1], settings) if settings.probe_every else None
         rows = measure(target, contenders, requests, settings, costs, probes)
         same = settings.model_dump(include={"dataset", "draft_len", "temperature"})
         facts = describe(target, *drafts) | ({"probes": probes.records} if probes else {})
+        facts |= {"prices": {name: price._asdict() for name, price in prices.items()}} if prices else {}
         return rows.assign(**same), facts
+
+
+def check_names(drafts: Collection[str], settings: Settings) -> None:
+    """Raise ``UserError`` if a draft has the name of another contender."""
+    kinds = [ADAPTIVE] * settings.adaptive + [CONFIDENT] * (settings.confidence > 0)
+    kinds += [*(f"{TREE}{nodes}" for nodes in settings.trees), *[COST_AWARE] * (settings.cost_aware > 0)]
+    reserved = {PLAIN, AGAIN, LOOKUP, FIRST, *(name + kind for name in drafts for kind in kinds)}
+    if clash := sorted(reserved.intersection(drafts)):
+        raise UserError(f"a draft is named {clash[0]!r}, like another contender", remedy="give it another name")
+
+
+def contenders_of(
+    target: LatencyBackend, drafts: Mapping[str, LatencyBackend], settings: Settings, prices: Mapping[str, Prices]
+) -> dict[str, Drafter]:
+    """Every way to draft that the settings ask for, by name."""
+    from draftlab.latency.cost_aware import AtLeast, CostAware
+    from draftlab.latency.drafters import InSequences, InTrees
+    from draftlab.latency.lookup import SURE, LookupBackend
+    from draftlab.latency.loop import fixed
+    from draftlab.latency.trees import LookedUp
+
+    length, last = fixed(settings.draft_len), list(drafts)[-1]
+    least = {"": 0.0} | ({CONFIDENT: settings.confidence} if settings.confidence else {})
+    found: dict[str, Drafter] = {}
+    for name, draft in drafts.items():
+        found |= {name + ending: InSequences(draft, length, min_prob) for ending, min_prob in least.items()}
+        if settings.adaptive:
+            found[name + ADAPTIVE] = InSequences(draft, calibrated_length(target, draft))
+        for nodes in settings.trees:
+            found[f"{name}{TREE}{nodes}"] = InTrees(draft, settings.shapes[nodes], AtLeast(settings.tree_confidence))
+        if settings.cost_aware:
+            shape = settings.shapes[settings.cost_aware]
+            found[name + COST_AWARE] = InTrees(draft, shape, CostAware(*prices[name]))
+    found[LOOKUP] = InSequences(LookupBackend(target), length, SURE)
+    for name, draft in drafts.items():
+        if name == BEFORE and name != last:
+            continue
+        joined = FIRST if name == last else f"{FIRST}_{name}"
+        for ending, min_prob in least.items():
+            found[joined + ending] = InSequences(LookupBackend(draft, joined=True), length, min_prob)
+        if settings.cost_aware:
+            shape = settings.shapes[settings.cost_aware]
+            found[joined + COST_AWARE] = InTrees(draft, shape, CostAware(*prices[name]), LookedUp())
+    return found
+
+
+class Prices(NamedTuple):
+    """What calls cost, in plain steps of the target: one of the draft, and the target's over n tokens (entry n)."""
+
+    call: float
+    verify: list[float]
 
 
 class Probes:
@@ -284,10 +319,10 @@ def calibrated_length(target: LatencyBackend, draft: LatencyBackend) -> DraftLen
     return adaptive(model.cost_ratio, model.by_draft_len)
 
 
-def priced(target: LatencyBackend, draft: LatencyBackend, most: int) -> tuple[float, list[float]]:
+def priced(target: LatencyBackend, draft: LatencyBackend, most: int) -> Prices:
     """The costs by which ``CostAware`` drafts at most ``most`` tokens, from a short calibration of this pair."""
     model = calibrated(target, draft, sorted({size for size in CALIBRATED if size <= most} | {most + 1}))
-    return model.cost_ratio, [0, *(model.verify(tokens) for tokens in range(1, most + 2))]
+    return Prices(model.cost_ratio, [0, *(model.verify(tokens) for tokens in range(1, most + 2))])
 
 
 def calibrated(target: LatencyBackend, draft: LatencyBackend, verified: Sequence[int]) -> CostModel:
