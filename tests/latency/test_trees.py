@@ -185,21 +185,23 @@ def test_lookup_comes_before_the_draft_where_it_pays(pair: tuple[LlamaCpp, Llama
         assert any(block.calls for block in blocks), "the draft, where nothing is found"
         found[name] = [block for block in blocks if block.drafted and not block.calls]
         assert all(block.drafted <= 3 for block in found[name]), "no deeper than a tree"
-        lookup.after_right = False
+        lookup.in_a_row = 0
         rates += lookup.values(1)
     np.testing.assert_allclose(rates, rates[0], atol=0.1, err_msg="the texts are the same, but for the last blocks")
     assert len(found["all"]) > len(found["likely"]) > len(found["none"]) == 0
 
 
-def test_what_was_found_is_right_more_often_after_it_was_right() -> None:
+def test_what_was_found_is_counted_by_how_many_were_right_before() -> None:
     lookup = LookedUp()
     for found, token in [(5, 5), (6, 6), (7, 7), (8, 9), (None, 4), (3, 2), (3, 3)]:
         lookup.learn(found, token)
-    after_wrong, after_right = (1 + 2) / (2 + 3), (1 + 2) / (2 + 3)
-    assert lookup.values(2) == pytest.approx([after_right, after_right**2])
-    lookup.learn(9, 8)
-    after_right = (1 + 2) / (2 + 4)
-    assert lookup.values(3) == pytest.approx([after_wrong * after_right**number for number in range(3)])
+    first, second, third, fourth = (1 + 2) / (2 + 3), (1 + 1) / (2 + 1), (1 + 1) / (2 + 1), 1 / (2 + 1)
+    assert lookup.values(3) == pytest.approx([second, second * third, second * third * fourth])
+    lookup.learn(None, 8)
+    assert lookup.values(2) == pytest.approx([first, first * second])
+    for _ in range(100):
+        lookup.learn(1, 1)
+    assert lookup.values(9)[-1] > 0.8, "long runs go on"
 
 
 def test_without_a_draft_it_is_prompt_lookup(pair: tuple[LlamaCpp, LlamaCpp]) -> None:

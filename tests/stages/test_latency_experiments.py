@@ -163,6 +163,9 @@ def test_calibration_measures_what_another_size_costs() -> None:
     plain, verified = 0.010, 0.010 + 0.001 * (rows["verified"] - 1)
     np.testing.assert_allclose(rows["plain_before_seconds"], plain)
     np.testing.assert_allclose(rows["verify_seconds"], verified)
+    ratios = [(0.010 + 0.001 * (tokens - 1) + 2 * 0.002) / plain for tokens in (2, 6)]
+    assert list(cost_model(rows, in_turns=True).verify_ratios.values()) == pytest.approx(ratios), "both changes count"
+    assert list(cost_model(rows).verify_ratios.values()) == pytest.approx([1.1, 1.5])
     np.testing.assert_allclose(rows["turns_seconds"], plain + verified + 2 * 0.002)
     # A block of one token: the draft reads two tokens each time. Of five: it reads two, then one, four times.
     np.testing.assert_allclose(rows["draft_seconds"], 0.001)

@@ -113,10 +113,14 @@ def around_calls(target: LatencyBackend, context: int, seed: int = 0) -> dict[st
     return {"loop_seconds": (seconds - lookup - reading) / blocks, "lookup_seconds": lookup / blocks}
 
 
-def cost_model(rows: pd.DataFrame) -> CostModel:
-    """Medians over the blocks of rows of one context length and batch size."""
+def cost_model(rows: pd.DataFrame, in_turns: bool = False) -> CostModel:
+    """Medians over the blocks of rows of one context length and batch size.
+
+    With ``in_turns``, a verification costs what it does in turns with a plain step, where the engine changes the shape of its calls each time.
+    """
     plain = (rows["plain_before_seconds"] + rows["plain_after_seconds"]) / 2
-    ratios = (rows["verify_seconds"] / plain).groupby(rows["verified"]).median()
+    verify = rows["turns_seconds"] - plain if in_turns else rows["verify_seconds"]
+    ratios = (verify / plain).groupby(rows["verified"]).median()
     return CostModel(
         cost_ratio=float((rows["draft_seconds"] / plain).median()),
         verify_ratios={int(str(n)): float(ratio) for n, ratio in ratios.items()},

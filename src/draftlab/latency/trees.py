@@ -6,6 +6,8 @@ goes on where the tree has that token. So the text is that of plain decoding wit
 
 from __future__ import annotations
 
+import itertools
+import operator
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
@@ -56,34 +58,38 @@ def sequences_for(tree: ConfidentTree) -> int:
 
 
 class LookedUp:
-    """How often a token that prompt lookup finds is right: more often if the one before it was right too.
+    """How often a token that prompt lookup finds is right, by how many before it were right in a row: the more, the more often.
 
     It is counted along the text, whether the tokens were drafted or not.
 
     >>> lookup = LookedUp()
     >>> lookup.values(2)
     [0.5, 0.25]
-    >>> for token in (7, 8):
-    ...     lookup.learn(token, token)
-    >>> lookup.values(2)  # after two right ones: two of three, with the first guess
-    [0.6666666666666666, 0.4444444444444444]
+    >>> for found, token in ((7, 7), (8, 9)):
+    ...     lookup.learn(found, token)
+    >>> lookup.values(2)  # two of three with the first guesses, and one of three after a right one
+    [0.6666666666666666, 0.2222222222222222]
     """
 
+    MOST = 4
+    """Right tokens in a row from which on more of them make no difference."""
+
     def __init__(self) -> None:
-        self.after_right = False
-        self._right, self._judged = {False: 1.0, True: 1.0}, {False: 2.0, True: 2.0}
+        self.in_a_row = 0
+        self._right, self._judged = [1.0] * (self.MOST + 1), [2.0] * (self.MOST + 1)
 
     def values(self, tokens: int) -> list[float]:
         """The probability that the next 1, 2, ... tokens are right if lookup finds them."""
-        first, later = (self._right[after] / self._judged[after] for after in (self.after_right, True))
-        return [first * later**number for number in range(tokens)]
+        places = [min(self.in_a_row + number, self.MOST) for number in range(tokens)]
+        return list(itertools.accumulate((self._right[at] / self._judged[at] for at in places), operator.mul))
 
     def learn(self, found: int | None, token: int) -> None:
         """Compare what was found, if anything, with the token of the text."""
         if found is not None:
-            self._judged[self.after_right] += 1
-            self._right[self.after_right] += found == token
-        self.after_right = found == token
+            place = min(self.in_a_row, self.MOST)
+            self._judged[place] += 1
+            self._right[place] += found == token
+        self.in_a_row = self.in_a_row + 1 if found == token else 0
 
 
 class DraftedTree(NamedTuple):
@@ -123,7 +129,7 @@ class AloneWithTrees:
         self.reading: Branches | None = None
         self.lookup, self.seen = lookup, Ngrams(self.text if lookup else ())
         if lookup:
-            lookup.after_right = False
+            lookup.in_a_row = 0
 
     def propose(self, left: Sequence[int]) -> DraftedTree:
         """Look up what follows the text, or grow a tree below it with one call of the draft for each depth."""

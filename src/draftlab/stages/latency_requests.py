@@ -320,16 +320,22 @@ def calibrated_length(target: LatencyBackend, draft: LatencyBackend) -> DraftLen
 
 
 def priced(target: LatencyBackend, draft: LatencyBackend, most: int) -> Prices:
-    """The costs by which ``CostAware`` drafts at most ``most`` tokens, from a short calibration of this pair."""
-    model = calibrated(target, draft, sorted({size for size in CALIBRATED if size <= most} | {most + 1}))
+    """The costs by which ``CostAware`` drafts at most ``most`` tokens, from a short calibration of this pair.
+
+    Its calls change their shape from block to block.
+    """
+    sizes = sorted({size for size in CALIBRATED if size <= most} | {most + 1})
+    model = calibrated(target, draft, sizes, in_turns=True)
     return Prices(model.cost_ratio, [0, *(model.verify(tokens) for tokens in range(1, most + 2))])
 
 
-def calibrated(target: LatencyBackend, draft: LatencyBackend, verified: Sequence[int]) -> CostModel:
+def calibrated(
+    target: LatencyBackend, draft: LatencyBackend, verified: Sequence[int], in_turns: bool = False
+) -> CostModel:
     """The costs of this pair at these numbers of tokens in a call."""
     from draftlab.latency.cost import calibrate, cost_model
 
-    return cost_model(calibrate(target, draft, [CALIBRATION_CONTEXT], [1], verified, CALIBRATION_BLOCKS))
+    return cost_model(calibrate(target, draft, [CALIBRATION_CONTEXT], [1], verified, CALIBRATION_BLOCKS), in_turns)
 
 
 def measure(
