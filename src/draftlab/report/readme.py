@@ -44,6 +44,7 @@ PROCESSORS = {
     "AMD EPYC": "AMD EPYC (Zen 5)",
     "AMD EPYC (family 26 model 2)": "AMD EPYC (Zen 5)",
     "AMD EPYC (family 25 model 17)": "AMD EPYC (Zen 4)",
+    "Intel(R) Xeon(R) Processor (family 6 model 167)": "Intel Xeon with AMX",
 }
 """Microarchitectures of the processors of published tables. The family was not recorded for the first tables, which are all of Zen 5."""
 PAIR = "vicuna-7b/llama-160m"
