@@ -32,7 +32,7 @@ def test_the_drafted_texts_are_those_of_the_largest_gain(rate: float) -> None:
     )
 
 
-def test_it_finds_the_best_of_all_fixed_lengths_and_stops() -> None:
+def test_it_finds_the_best_of_all_fixed_lengths() -> None:
     """A draft whose blocks are alike: the rule's rate comes to that of the best number of texts."""
     values, call = [0.8, 0.55, 0.3, 0.25, 0.1], 0.1
     rates = [(1 + sum(values[:n])) / (VERIFY[n + 1] + call) for n in range(6)]

@@ -582,10 +582,10 @@ def test_trees_are_served_beside_sequences(models: dict[str, Path], tmp_path: Pa
     priced, run = latency_requests.run(settings.model_copy(update={"cost_aware": 6}), inputs, BENCH)
     assert run["prices"].keys() == {"draft", "itself"}
     for price in run["prices"].values():
-        assert (price["verify"][:2], len(price["verify"])) == ([0, 1.0], 8)
-        assert price["call"] > 0
-    drafted = priced.groupby("contender")[["drafted", "blocks"]].sum()
-    assert (drafted.loc[["draft_cost_aware"], "drafted"] <= 6 * drafted.loc[["draft_cost_aware"], "blocks"]).all()
+        assert price["verify_ratios"].keys() == {2, 3, 4, 5, 6, 7}
+        assert price["cost_ratio"] > 0
+    drafted = priced.groupby("contender")[["drafted", "blocks"]].sum().loc["draft_cost_aware"]
+    assert drafted["drafted"] <= 6 * drafted["blocks"]
     is_priced = priced["contender"].str.endswith("_cost_aware")
     names = ["draft_cost_aware", "itself_cost_aware", "lookup_first_cost_aware", "lookup_first_draft_cost_aware"]
     assert sorted(set(priced[is_priced]["contender"])) == names
@@ -612,6 +612,7 @@ def test_trees_that_cannot_be_served_are_refused_at_once(change: dict[str, Any],
     with pytest.raises(ValidationError, match=message):
         served(**change)
     assert served(trees=[255]).trees == [255]
+    assert served(tree_width=64).shapes == {}, "nothing is drafted in trees"
 
 
 def test_counts_depend_on_measured_times_only_where_a_contender_follows_them() -> None:
@@ -639,6 +640,11 @@ def test_a_draft_is_not_named_as_a_contender_of_its_own(names: list[str]) -> Non
 
 
 # --- branches ----------------------------------------------------------------------------------------------------
+
+
+def test_branches_share_only_the_known_token() -> None:
+    tokens, parents = latency_branches.side_by_side(10, [[3, 4], [7, 8]])
+    assert (tokens, parents) == ([10, 3, 4, 7, 8], [-1, 0, 1, 0, 3])
 
 
 def test_branch_experiment_in_llama_cpp(models: dict[str, Path]) -> None:

@@ -88,7 +88,7 @@ class CostAware:
         self.judged, self.accepted = 2.0, 1.0
         self.gain = 0.0
         self.waits = self.left = 0
-        self._expected = 0.0
+        self._expected = 0.0  # gain of the texts that were counted last, in tokens
 
     @property
     def rate(self) -> float:

@@ -247,7 +247,10 @@ def grow(
 
 
 def most_probable(logits: Float32[np.ndarray, " outputs"], count: int, temperature: float) -> list[tuple[int, float]]:
-    """The ``count`` outputs of highest probability at this temperature, with their probabilities, the first one first."""
+    """The ``count`` outputs of highest probability at this temperature, with their probabilities, the first one first.
+
+    At temperature 1 in float32: ``to_probs`` takes five times as long over a vocabulary of 49,152 tokens.
+    """
     count = min(count, len(logits))
     (best,) = argmax(logits[None])
     top = np.argpartition(logits, -count)[-count:]

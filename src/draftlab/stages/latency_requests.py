@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -107,7 +108,8 @@ class Settings(Engine):
             raise ValueError("trees are for backend llama_cpp")
         if self.shapes and self.priced_by:
             raise ValueError("trees have no predicted times: leave out priced_by")
-        if (widest := max([*self.trees, self.cost_aware, self.tree_width * self.tree_depth])) >= MOST_SEQUENCES:
+        widest = max([*self.shapes, self.tree_width * self.tree_depth])
+        if self.shapes and widest >= MOST_SEQUENCES:
             raise ValueError(f"a tree of {widest} tokens: llama.cpp can follow fewer than {MOST_SEQUENCES} at once")
         return self
 
@@ -236,7 +238,7 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
         rows = measure(target, contenders, requests, settings, costs, probes)
         same = settings.model_dump(include={"dataset", "draft_len", "temperature"})
         facts = describe(target, *drafts) | ({"probes": probes.records} if probes else {})
-        facts |= {"prices": {name: price._asdict() for name, price in prices.items()}} if prices else {}
+        facts |= {"prices": {name: asdict(price) for name, price in prices.items()}} if prices else {}
         return rows.assign(**same), facts
 
 
@@ -250,7 +252,7 @@ def check_names(drafts: Collection[str], settings: Settings) -> None:
 
 
 def contenders_of(
-    target: LatencyBackend, drafts: Mapping[str, LatencyBackend], settings: Settings, prices: Mapping[str, Prices]
+    target: LatencyBackend, drafts: Mapping[str, LatencyBackend], settings: Settings, prices: Mapping[str, CostModel]
 ) -> dict[str, Drafter]:
     """Every way to draft that the settings ask for, by name."""
     from draftlab.latency.cost_aware import AtLeast, CostAware
@@ -262,6 +264,13 @@ def contenders_of(
     length, last = fixed(settings.draft_len), list(drafts)[-1]
     least = {"": 0.0} | ({CONFIDENT: settings.confidence} if settings.confidence else {})
     found: dict[str, Drafter] = {}
+
+    def as_it_pays(name: str, lookup: LookedUp | None = None) -> Drafter:
+        """The draft of this name, drafted as far as it pays."""
+        price, most = prices[name], settings.cost_aware
+        rule = CostAware(price.cost_ratio, [0, *(price.verify(tokens) for tokens in range(1, most + 2))])
+        return InTrees(drafts[name], settings.shapes[most], rule, lookup)
+
     for name, draft in drafts.items():
         found |= {name + ending: InSequences(draft, length, min_prob) for ending, min_prob in least.items()}
         if settings.adaptive:
@@ -269,8 +278,7 @@ def contenders_of(
         for nodes in settings.trees:
             found[f"{name}{TREE}{nodes}"] = InTrees(draft, settings.shapes[nodes], AtLeast(settings.tree_confidence))
         if settings.cost_aware:
-            shape = settings.shapes[settings.cost_aware]
-            found[name + COST_AWARE] = InTrees(draft, shape, CostAware(*prices[name]))
+            found[name + COST_AWARE] = as_it_pays(name)
     found[LOOKUP] = InSequences(LookupBackend(target), length, SURE)
     for name, draft in drafts.items():
         if name == BEFORE and name != last:
@@ -279,16 +287,8 @@ def contenders_of(
         for ending, min_prob in least.items():
             found[joined + ending] = InSequences(LookupBackend(draft, joined=True), length, min_prob)
         if settings.cost_aware:
-            shape = settings.shapes[settings.cost_aware]
-            found[joined + COST_AWARE] = InTrees(draft, shape, CostAware(*prices[name]), LookedUp())
+            found[joined + COST_AWARE] = as_it_pays(name, LookedUp())
     return found
-
-
-class Prices(NamedTuple):
-    """What calls cost, in plain steps of the target: one of the draft, and the target's over n tokens (entry n)."""
-
-    call: float
-    verify: list[float]
 
 
 class Probes:
@@ -319,14 +319,10 @@ def calibrated_length(target: LatencyBackend, draft: LatencyBackend) -> DraftLen
     return adaptive(model.cost_ratio, model.by_draft_len)
 
 
-def priced(target: LatencyBackend, draft: LatencyBackend, most: int) -> Prices:
-    """The costs by which ``CostAware`` drafts at most ``most`` tokens, from a short calibration of this pair.
-
-    Its calls change their shape from block to block.
-    """
+def priced(target: LatencyBackend, draft: LatencyBackend, most: int) -> CostModel:
+    """The costs by which ``CostAware`` drafts at most ``most`` tokens: those in turns, because its calls change their shape from block to block."""
     sizes = sorted({size for size in CALIBRATED if size <= most} | {most + 1})
-    model = calibrated(target, draft, sizes, in_turns=True)
-    return Prices(model.cost_ratio, [0, *(model.verify(tokens) for tokens in range(1, most + 2))])
+    return calibrated(target, draft, sizes, in_turns=True)
 
 
 def calibrated(
