@@ -84,7 +84,7 @@ def test_a_length_that_follows_the_confidence_is_that_of_the_engine(pair, tmp_pa
 
 def test_the_oracle_drafts_what_stands_and_asks_cost_a_step():
     """Two answers: at the first position 3 drafted tokens are accepted, at later ones fewer; nothing is accepted in the second answer."""
-    drafted = Drafted([5, 2], np.array([3, 2, 1, 0, 0, 0, 0]), np.tile([0.9, 0.8, 0.3, 1.0], (7, 1)))
+    drafted = Drafted([5, 2], np.array([3, 2, 1, 0, 0, 0, 0]), *[np.tile([0.9, 0.8, 0.3, 1.0], (7, 1))] * 3)
     oracle = cut(drafted, drafted.oracle())
     assert oracle.blocks.tolist() == [2, 2]
     assert oracle.drafted.tolist() == oracle.accepted.tolist() == [3, 0]
@@ -105,7 +105,7 @@ def test_the_oracle_drafts_what_stands_and_asks_cost_a_step():
 def test_a_model_is_never_as_sure_as_prompt_lookup():
     """A probability that float32 rounds to 1 still takes a step of the model."""
     cache = SimpleNamespace(extend=lambda tokens: torch.tensor([[[0.0, 50.0, 0.0]]]))
-    token, sure = guess(cache, torch.tensor([2]))
+    token, sure, *_ = guess(cache, torch.tensor([2]))
     assert token.tolist() == [1]
     assert 0.999 < float(sure) < 1
 

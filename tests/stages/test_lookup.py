@@ -5,9 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from draftlab.engine.length_rules import RULES, schedule
 from draftlab.engine.recording import load_pass
 from draftlab.engine.replay import replay
-from draftlab.engine.replay_lengths import BlockCounts
+from draftlab.engine.replay_lengths import BlockCounts, cut, draft_everywhere, while_at_least
 from draftlab.models import load_model
 from draftlab.models.lookup import Lookup
 from draftlab.stages import lookup
@@ -36,8 +37,37 @@ def test_every_draft_by_every_rule(results):
     assert sums["cost"].to_dict() == pytest.approx(expected.to_dict())
     alone = rows[rows["contender"] == "lookup"]
     assert (alone.loc[alone["rule"] != "oracle", "steps"] == 0).all()
-    least = facts["before"]["threshold"]
+    least = facts["before"]["confident"]
     assert (rows.query("contender == 'before' and rule == 'confident'")["threshold"] == least).all()
+
+
+def test_every_rule_is_tuned_on_the_stream(results):
+    models, answers = results / "models", results / "answers"
+    drafts = {"before": models / "draft", "distilled": models / "draft"}
+    inputs = lookup.Inputs(drafts=drafts, train=answers / "toy.train", held_out=answers / "toy.eval")
+    # A token more costs much, so that it matters where a block ends.
+    settings = lookup.Settings(dataset="toy", depth=4, tuning=20, rules=lookup.EVERY, verify_cost=[0.3])
+    rows, facts = lookup.run(settings, inputs, Bench(Path()))
+    stream, held_out = (load_pass(answers / f"toy.{split}") for split in ("train", "eval"))
+    model = load_model(models / "draft")
+    tuning, measured = (draft_everywhere(model, passed, 4) for passed in (stream.take(range(20)), held_out))
+    for rule, score in RULES.items():
+        least = facts["distilled"][rule]
+        speeds = [
+            lookup.speed(cut(tuning, while_at_least(score(tuning, tuning), threshold), asks=True), settings)
+            for threshold in lookup.THRESHOLDS
+        ]
+        assert speeds[lookup.THRESHOLDS.index(least)] == max(speeds)
+        expected = cut(measured, while_at_least(score(tuning, measured), least), asks=True)
+        own = rows[(rows["contender"] == "distilled") & (rows["rule"] == rule)]
+        assert own["blocks"].tolist() == expected.blocks.tolist()
+        assert own["steps"].tolist() == expected.steps.tolist()
+        assert (own["threshold"] == least).all()
+    scheduled = rows[(rows["contender"] == "distilled") & (rows["rule"] == "schedule")]
+    assert scheduled["drafted"].tolist() == cut(measured, schedule(4, 4)).drafted.tolist()
+    alone = rows[(rows["contender"] == "lookup") & (rows["rule"] != "oracle")]
+    assert (alone["steps"] == 0).all(), "lookup takes no steps of a model"
+    assert set(alone["rule"]) == {"fixed", "tuned", *RULES}
 
 
 def test_a_call_costs_what_was_measured_for_its_tokens():

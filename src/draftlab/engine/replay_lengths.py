@@ -6,8 +6,10 @@ many tokens are accepted. A rule gives a length for every position, and the bloc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,30 +18,43 @@ from torch import Tensor
 
 from draftlab.core.sampling import most_probable
 from draftlab.engine.recording import TargetPass
+from draftlab.engine.replay import places_in
 from draftlab.errors import UserError
 from draftlab.models import Cache, Decoder, LanguageModel
 from draftlab.models.hf import HubModel
 from draftlab.models.llama_decoder import LlamaCache
 from draftlab.models.lookup import LookupCache
 
+NextLength = Callable[[int, tuple[int, int] | None], int]
+"""The length of the block that begins at a position, from the numbers of drafted and accepted tokens of the block before (None: there was none)."""
+
 
 @dataclass(frozen=True)
 class Drafted:
-    """For a block that begins at each answer position, request after request: how many drafted tokens are accepted (``accepted``), and the
-    draft's probability of each (``confidence``). Nothing is accepted beyond the end of an answer."""
+    """For a block that begins at each answer position, request after request: how many drafted tokens are accepted (``accepted``). For each of them,
+    the draft's probability of it (``confidence``), the entropy of the draft's distribution, and how much more probable it is than the next token
+    (``margin``). Nothing is accepted beyond the end of an answer."""
 
     lengths: list[int]
     accepted: Int64[np.ndarray, " positions"]
     confidence: Float64[np.ndarray, "positions depth"]
+    entropy: Float64[np.ndarray, "positions depth"]
+    margin: Float64[np.ndarray, "positions depth"]
 
     @property
     def depth(self) -> int:
         """The longest block."""
         return int(self.confidence.shape[1])
 
+    @property
+    def left(self) -> Int64[np.ndarray, " positions"]:
+        """How many tokens of the answer are left at each position, including its own."""
+        return places_in(np.asarray(self.lengths, dtype=np.int64))[1]
+
     def upto(self, depth: int) -> Drafted:
         """The same with blocks of at most ``depth``."""
-        return replace(self, accepted=self.accepted.clip(max=depth), confidence=self.confidence[:, :depth])
+        shown = {name: getattr(self, name)[:, :depth] for name in ("confidence", "entropy", "margin")}
+        return replace(self, accepted=self.accepted.clip(max=depth), **shown)
 
     def fixed(self, draft_len: int) -> Int64[np.ndarray, " positions"]:
         """The same length at each position."""
@@ -47,11 +62,16 @@ class Drafted:
 
     def confident(self, min_prob: float) -> Int64[np.ndarray, " positions"]:
         """As many tokens in a row as the draft gives probability ``min_prob`` or more."""
-        return np.asarray((self.confidence >= min_prob).cumprod(1).sum(1))
+        return while_at_least(self.confidence, min_prob)
 
     def oracle(self) -> Int64[np.ndarray, " positions"]:
         """As many tokens as are accepted, which no real rule can know."""
         return self.accepted
+
+
+def while_at_least(scores: Float64[np.ndarray, "positions depth"], threshold: float) -> Int64[np.ndarray, " positions"]:
+    """How many tokens of a block come before the first one whose score is below the threshold."""
+    return np.asarray((scores >= threshold).cumprod(1).sum(1))
 
 
 @dataclass(frozen=True)
@@ -87,43 +107,58 @@ def draft_everywhere(draft: LanguageModel, recorded: TargetPass, depth: int) -> 
     """Draft ``depth`` tokens greedily at every position of every recorded answer; ``UserError`` if the answers were sampled."""
     if recorded.sampling.temperature:
         raise UserError("sampled answers have no fixed blocks", remedy="use answers that were decoded at temperature 0")
-    decoder, accepted, confidences = draft.decoder(), list[np.ndarray](), list[np.ndarray]()
+    decoder, accepted, shown = draft.decoder(), list[np.ndarray](), list[np.ndarray]()
     for record in recorded.answers:
         answer = record.answer_ids
         cache, token = prefill_everywhere(decoder, record.prompt_ids, answer, depth, range(len(answer)))
-        proposed, confidence = list[Tensor](), list[Tensor]()
+        guesses = list[Guess]()
         for _ in range(depth):
-            token, sure = guess(cache, token)
-            confidence.append(sure)
-            proposed.append(token)
+            guesses.append(guess(cache, token))
+            token = guesses[-1].token
+        tokens, *signals = (torch.stack(parts, 1).cpu().numpy() for parts in zip(*guesses, strict=True))
         padded = np.array([*answer, *[-1] * depth])  # beyond the end of the answer nothing agrees
         expected = np.lib.stride_tricks.sliding_window_view(padded, depth)[: len(answer)]
-        agrees = torch.stack(proposed, 1).cpu().numpy() == expected
-        accepted.append(agrees.cumprod(1).sum(1))
-        confidences.append(torch.stack(confidence, 1).cpu().numpy().astype(np.float64))
-    return Drafted(recorded.lengths, np.concatenate(accepted), np.concatenate(confidences))
+        accepted.append((tokens == expected).cumprod(1).sum(1))
+        shown.append(np.stack(signals).astype(np.float64))
+    return Drafted(recorded.lengths, np.concatenate(accepted), *np.concatenate(shown, 1))
 
 
-def guess(cache: Cache, token: Int64[Tensor, " rows"]) -> tuple[Int64[Tensor, " rows"], Float[Tensor, " rows"]]:
-    """Let each row read its token; return the most probable next one and its probability, which is 1 only for a token of prompt lookup.
+class Guess(NamedTuple):
+    """The draft's most probable next token of each row, and what the draft shows of its distribution, as in ``Drafted``."""
+
+    token: Int64[Tensor, " rows"]
+    confidence: Float[Tensor, " rows"]
+    entropy: Float[Tensor, " rows"]
+    margin: Float[Tensor, " rows"]
+
+
+def guess(cache: Cache, token: Int64[Tensor, " rows"]) -> Guess:
+    """Let each row read its token, and guess the next one. Only a token of prompt lookup has a confidence of 1.
 
     A trimmed head is not spread over the vocabulary, and prompt lookup alone needs no logits: both would take longer than the model.
     """
     if isinstance(cache, LookupCache):
         found = torch.tensor([-1 if at is None else at for at in cache.append(token[:, None])], device=token.device)
         if cache.inner is None:
-            likely, sure = torch.zeros_like(token), torch.full(token.shape, 1 / cache.lookup.vocab_size)
+            flat = torch.ones(token.shape, device=token.device)
+            vocab = cache.lookup.vocab_size
+            likely = Guess(torch.zeros_like(token), flat / vocab, flat * math.log(vocab), flat * 0)
         else:
-            likely, sure = guess(cache.inner, token)
-        return torch.where(found >= 0, found, likely), sure.to(token.device).masked_fill(found >= 0, 1.0)
+            likely = guess(cache.inner, token)
+        was_found, certain = found >= 0, (1.0, 0.0, 1.0)
+        shown = (part.masked_fill(was_found, value) for part, value in zip(likely[1:], certain, strict=True))
+        return Guess(torch.where(was_found, found, likely.token), *shown)
     kept = None
     if isinstance(cache, LlamaCache):
         logits, kept = cache.decoder.head(cache.states(token[:, None])).float(), cache.decoder.kept
     else:
         logits = cache.extend(token[:, None])[:, 0].float()
     column = most_probable(logits)
-    sure = (logits.gather(-1, column[:, None])[:, 0] - logits.logsumexp(-1)).exp().clamp(max=1 - 1e-7)
-    return column if kept is None else kept[column], sure
+    log_probs = logits.log_softmax(-1)
+    probs = log_probs.exp()
+    sure, second = probs.topk(2).values.unbind(-1)
+    spread = -(probs * log_probs.clamp(min=torch.finfo(log_probs.dtype).min)).sum(-1)
+    return Guess(column if kept is None else kept[column], sure.clamp(max=1 - 1e-7), spread, sure - second)
 
 
 def prefill_everywhere(
@@ -144,8 +179,8 @@ def prefill_everywhere(
     return cache, torch.tensor([text[begin + place] for place in places], device=first.device)
 
 
-def cut(drafted: Drafted, lengths: Int64[np.ndarray, " positions"], asks: bool = False) -> BlockCounts:
-    """Cut the answers into blocks, each of the length that ``lengths`` has where it begins.
+def cut(drafted: Drafted, lengths: Int64[np.ndarray, " positions"] | NextLength, asks: bool = False) -> BlockCounts:
+    """Cut the answers into blocks, each of the length that ``lengths`` has, or chooses, where it begins.
 
     The draft model makes a step for each drafted token of a confidence below 1 (prompt lookup needs none). If the rule ``asks`` for the
     confidence of the next token before it stops, that is one more step.
@@ -154,13 +189,14 @@ def cut(drafted: Drafted, lengths: Int64[np.ndarray, " positions"], asks: bool =
     requests = len(drafted.lengths)
     calls = np.zeros((requests, drafted.depth + 1), dtype=np.int64)
     kept, judged, made, whole, changes = np.zeros((5, requests), dtype=np.int64)
-    begin = 0
+    begin, last = 0, None
     for request, length in enumerate(drafted.lengths):
         place, before = 0, None
         while place < length:
             at = begin + place
-            wanted = int(lengths[at])
+            wanted = lengths(at, last) if callable(lengths) else int(lengths[at])
             accepted = min(wanted, int(drafted.accepted[at]))
+            last = wanted, accepted
             looked = min(wanted + asks, drafted.depth)
             calls[request, wanted] += 1
             kept[request] += accepted

@@ -9,24 +9,36 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from pydantic import Field
 
 from draftlab.core.measure import Measure
-from draftlab.core.settings import Dataset
+from draftlab.core.settings import Dataset, Distinct
 from draftlab.core.settings import Settings as Base
 from draftlab.engine.answers import recorded_name
+from draftlab.files.registries import names
 from draftlab.progress import progress
 from draftlab.stages._measures import BLOCK_EFFICIENCY
 from draftlab.stages._places import Places
 from draftlab.stages._stage import Bench, Facts, Files, NoInputs, column, stage_of
+
+SCHEDULE = "schedule"
+EVERY = (*names("engine.length_rules", "RULES"), SCHEDULE)
+"""The rules for the length of a block, beside those that every table has."""
 
 if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
     from jaxtyping import Float64
 
+    from draftlab.engine.length_rules import Scores
     from draftlab.engine.recording import TargetPass
     from draftlab.engine.replay_lengths import BlockCounts, Drafted
     from draftlab.models import LanguageModel
 
+    Rule = str
+else:
+    Rule = Literal[EVERY]
+
 THRESHOLDS = tuple(step / 20 for step in range(20))
+FIRST = 5
+"""Drafted tokens of the first block of ``schedule``."""
 
 
 class Settings(Base):
@@ -37,6 +49,9 @@ class Settings(Base):
     depth: int = Field(gt=0, default=8, description="drafted tokens of the longest block")
     tuning: int = Field(
         gt=0, default=100, description="answers of the stream on which the length and threshold are chosen"
+    )
+    rules: Distinct[Rule] = Field(
+        ["confident"], description="rules for the length of a block, with thresholds that are chosen on the stream"
     )
     cost_ratio: float = Field(ge=0, default=0.05, description="cost of a draft step, in target steps")
     verify_cost: list[float] = Field(
@@ -53,11 +68,11 @@ class Row:
     contender: Literal["lookup", "before", "distilled", "lookup_first"] = column(
         "lookup, before or distilled: the draft; lookup_first: lookup, and the distilled draft where nothing is found"
     )
-    rule: Literal["fixed", "tuned", "confident", "oracle"] = column(
-        "the length of a block: fixed; tuned, the fixed one that is best on the stream; confident, while the draft is sure; oracle, what stands"
+    rule: str = column(
+        "the length of a block: fixed; tuned, the fixed one that is best on the stream; confident, entropy, margin, joint or fitted, while the score of that name is high enough; schedule, as transformers' heuristic has it; oracle, what stands"
     )
     draft_len: int = column("longest block", "tokens")
-    threshold: float = column("confidence below which a block ends; 0: never", "probability")
+    threshold: float = column("score below which a block ends; 0: never", "probability")
     blocks: int = column("calls of the target", "calls")
     emitted: int = column("tokens of the answer", "tokens")
     drafted: int = column("drafted tokens", "tokens")
@@ -124,11 +139,12 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
 def _replay(
     name: str, draft: LanguageModel, recorded: TargetPass, held_out: TargetPass, settings: Settings
 ) -> tuple[pd.DataFrame, Facts]:
-    """The rows of a contender by every rule, and the fixed length and the threshold that are best on the ``recorded`` answers."""
+    """The rows of a contender by every rule, and the fixed length and the thresholds that are best on the ``recorded`` answers."""
     import numpy as np
     import pandas as pd
 
-    from draftlab.engine.replay_lengths import cut, draft_everywhere
+    from draftlab.engine.length_rules import RULES, schedule
+    from draftlab.engine.replay_lengths import cut, draft_everywhere, while_at_least
     from draftlab.latency.lookup import SURE
 
     tuning, measured = (draft_everywhere(draft, answers, settings.depth) for answers in (recorded, held_out))
@@ -138,24 +154,31 @@ def _replay(
         # Lookup drafts nothing where it finds nothing, as on an engine.
         return cut(drafted, np.minimum(length, drafted.confident(SURE)) if is_lookup else drafted.fixed(length))
 
-    def confident(drafted: Drafted, threshold: float) -> BlockCounts:
-        return fixed(drafted, settings.depth) if is_lookup else cut(drafted, drafted.confident(threshold), asks=True)
+    def scored(drafted: Drafted, scores: Scores, threshold: float) -> BlockCounts:
+        lengths = while_at_least(scores, threshold)
+        return cut(drafted, np.minimum(lengths, drafted.confident(SURE)) if is_lookup else lengths, asks=not is_lookup)
+
+    def best_threshold(rule: str) -> tuple[str, int, float, BlockCounts]:
+        on_stream, on_measured = RULES[rule](tuning, tuning), RULES[rule](tuning, measured)
+        least = max(THRESHOLDS, key=lambda threshold: speed(scored(tuning, on_stream, threshold), settings))
+        return rule, settings.depth, least, scored(measured, on_measured, least)
 
     lengths = range(1, settings.depth + 1)
     best = max(lengths, key=lambda length: speed(fixed(tuning, length), settings))
-    least = max(THRESHOLDS, key=lambda threshold: speed(confident(tuning, threshold), settings))
     rules = [("fixed", length, 0.0, fixed(measured, length)) for length in lengths]
-    rules += [
-        ("tuned", best, 0.0, fixed(measured, best)),
-        ("confident", settings.depth, least, confident(measured, least)),
-        ("oracle", settings.depth, 0.0, cut(measured, measured.oracle())),
-    ]
+    rules.append(("tuned", best, 0.0, fixed(measured, best)))
+    rules += (scored_rules := [best_threshold(rule) for rule in settings.rules if rule != SCHEDULE])
+    if SCHEDULE in settings.rules and not is_lookup:  # it drafts all that it finds, in transformers too
+        choose = schedule(min(FIRST, settings.depth), settings.depth)
+        rules.append((SCHEDULE, settings.depth, 0.0, cut(measured, choose)))
+    rules.append(("oracle", settings.depth, 0.0, cut(measured, measured.oracle())))
+    facts = {"tuned": best} | {rule: least for rule, _, least, _ in scored_rules}
     frames = []
     for rule, length, threshold, blocks in rules:
         counts = {key: getattr(blocks, key) for key in ("blocks", "drafted", "accepted", "steps", "emitted")}
         rows = pd.DataFrame(counts).assign(cost=cost(blocks, settings), rule=rule, draft_len=length)
         frames.append(rows.assign(request_id=range(len(rows)), contender=name, threshold=threshold))
-    return pd.concat(frames, ignore_index=True), {"tuned": best, "threshold": least}
+    return pd.concat(frames, ignore_index=True), facts
 
 
 def cost(blocks: BlockCounts, settings: Settings) -> Float64[np.ndarray, " requests"]:

@@ -1,0 +1,102 @@
+"""Rules for where a drafted block ends, all from what a draft shows for nothing: its probabilities of the tokens that it proposes.
+
+A rule scores each drafted token, and a block ends before the first one whose score is below a threshold. A new rule is a function here and a line in
+``RULES``. docs/theory.md, section 13, says when a threshold on ``joint`` is the best that a rule can do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from jaxtyping import Float64
+from scipy.optimize import minimize
+from scipy.special import expit, log_expit, logit
+
+from draftlab.engine.replay_lengths import Drafted, NextLength
+
+Scores = Float64[np.ndarray, "positions depth"]
+LengthRule = Callable[[Drafted, Drafted], Scores]
+"""Scores from 0 to 1 of what was drafted (the second argument). The first is what the draft proposed along the stream, for rules that learn from it."""
+
+
+def confident(stream: Drafted, drafted: Drafted) -> Scores:
+    """The draft's probability of the token (``assistant_confidence_threshold`` of transformers; Kangaroo, arXiv 2404.18911)."""
+    return drafted.confidence
+
+
+def joint(stream: Drafted, drafted: Drafted) -> Scores:
+    """The draft's probability of all tokens of the block up to this one (the value of a node in EAGLE-2, arXiv 2406.16858)."""
+    return np.asarray(drafted.confidence.cumprod(1))
+
+
+def entropy(stream: Drafted, drafted: Drafted) -> Scores:
+    """exp(-H), where H is the entropy of the draft's distribution (AdaEDL, arXiv 2410.18351, and SVIP, arXiv 2411.18462, stop at a threshold of H)."""
+    return np.asarray(np.exp(-drafted.entropy))
+
+
+def margin(stream: Drafted, drafted: Drafted) -> Scores:
+    """How much more probable the token is than the next one."""
+    return drafted.margin
+
+
+def fitted(stream: Drafted, drafted: Drafted) -> Scores:
+    """The probability that all tokens of the block up to this one are accepted, by a logistic regression that learns from the stream.
+
+    SpecDec++ (arXiv 2405.19715) stops at a threshold of this probability, and trains a head of the draft to predict it. The regression sees only what
+    the other rules see, the depth, and whether prompt lookup found the token.
+    """
+    accepts = acceptance_model(stream)
+    return np.asarray(accepts(drafted).cumprod(1))
+
+
+RULES: dict[str, LengthRule] = {
+    "confident": confident,
+    "entropy": entropy,
+    "margin": margin,
+    "joint": joint,
+    "fitted": fitted,
+}
+
+
+def schedule(first: int, longest: int) -> NextLength:
+    """Two tokens more after a block that was accepted whole, one fewer after any other (``num_assistant_tokens_schedule="heuristic"`` of transformers)."""
+    length = first
+
+    def choose(position: int, before: tuple[int, int] | None) -> int:
+        nonlocal length
+        if before is not None:
+            drafted, accepted = before
+            length = min(length + 2, longest) if accepted == drafted else max(length - 1, 1)
+        return length
+
+    return choose
+
+
+def acceptance_model(stream: Drafted) -> Callable[[Drafted], Scores]:
+    """Fit P(a drafted token is accepted | those before it in its block are) by logistic regression, with a ridge penalty of 1 on standardised features."""
+    known = np.arange(stream.depth) < np.minimum(stream.accepted + 1, stream.left)[:, None]
+    accepted = (stream.accepted[:, None] > np.arange(stream.depth))[known].astype(np.float64)
+    features = _features(stream)[known]
+    mean, scale = features.mean(0), features.std(0)
+    scale[scale == 0] = 1.0  # a feature that never differs; its weight stays 0
+
+    def loss(weights: Float64[np.ndarray, " features+1"]) -> tuple[float, Float64[np.ndarray, " features+1"]]:
+        score = standard @ weights[1:] + weights[0]
+        error = expit(score) - accepted
+        value = -(log_expit(score) - (1 - accepted) * score).sum() + weights[1:] @ weights[1:] / 2
+        return float(value), np.concatenate([[error.sum()], standard.T @ error + weights[1:]])
+
+    standard = (features - mean) / scale
+    weights = minimize(loss, np.zeros(features.shape[1] + 1), jac=True, method="L-BFGS-B").x
+    return lambda drafted: np.asarray(expit((_features(drafted) - mean) / scale @ weights[1:] + weights[0]))
+
+
+def _features(drafted: Drafted) -> Float64[np.ndarray, "positions depth features"]:
+    """What is known of a drafted token before the target reads it."""
+    sure = drafted.confidence.clip(1e-6, 1 - 1e-6)
+    before = np.log(sure).cumsum(1) - np.log(sure)
+    depth = np.log(np.arange(1, drafted.depth + 1))
+    found = drafted.confidence == 1
+    parts = (logit(sure), before, drafted.entropy, drafted.margin, depth, found)
+    return np.stack(np.broadcast_arrays(*parts), -1).astype(np.float64)
