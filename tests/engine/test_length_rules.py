@@ -28,7 +28,7 @@ def test_the_scores_of_a_block_by_hand():
     assert scores["joint"] == pytest.approx([0.8, 0.4, 0.36])
     assert scores["entropy"] == pytest.approx([1, 0.5, 0.25])
     assert scores["margin"] == [0.6, 0.1, 0.85]
-    assert while_at_least(np.array([scores["confident"], scores["joint"]]), 0.5).tolist() == [3, 1]
+    assert while_at_least(np.array([scores["confident"], scores["joint"], [0.9, 0.4, 0.9]]), 0.5).tolist() == [3, 1, 1]
 
 
 @torch.inference_mode()
@@ -73,9 +73,9 @@ def test_the_fitted_rule_learns_that_found_tokens_are_often_wrong():
     positions = 4000
     confidence = np.where(rng.random((positions, 2)) < 0.5, 1.0, rng.uniform(0.2, 0.9, (positions, 2)))
     right = rng.random((positions, 2)) < np.where(confidence == 1, 0.3, confidence)
-    stream = Drafted([positions], right.cumprod(1).sum(1), confidence, 1 - confidence, confidence)
-    seen = drafted([3], [0, 0, 0], [[1.0, 0.3], [0.3, 1.0], [0.8, 0.8]])
-    seen = Drafted(seen.lengths, seen.accepted, seen.confidence, 1 - seen.confidence, seen.confidence)
+    same = np.zeros((positions, 2))  # neither the entropy nor the margin tells anything
+    stream = Drafted([positions], right.cumprod(1).sum(1), confidence, same, same)
+    seen = Drafted([3], np.zeros(3), np.array([[1.0, 0.3], [0.3, 1.0], [0.8, 0.8]]), same[:3], same[:3])
     expected = [[0.3, 0.3], [0.3, 0.3], [0.8, 0.8]]
     assert acceptance_model(stream)(seen) == pytest.approx(np.array(expected), abs=0.06)
     assert RULES["fitted"](stream, seen) == pytest.approx(np.cumprod(expected, 1), abs=0.08)

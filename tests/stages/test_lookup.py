@@ -70,6 +70,23 @@ def test_every_rule_is_tuned_on_the_stream(results):
     assert set(alone["rule"]) == {"fixed", "tuned", *RULES}
 
 
+def test_a_rule_learns_from_the_stream_alone(results, monkeypatch):
+    seen = []
+
+    def noted(stream, drafted):
+        seen.append((sum(stream.lengths), sum(drafted.lengths)))
+        return drafted.confidence
+
+    monkeypatch.setitem(RULES, "confident", noted)
+    models, answers = results / "models", results / "answers"
+    drafts = {"before": models / "draft", "distilled": models / "draft"}
+    inputs = lookup.Inputs(drafts=drafts, train=answers / "toy.train", held_out=answers / "toy.eval")
+    lookup.run(lookup.Settings(dataset="toy", depth=2, tuning=5), inputs, Bench(Path()))
+    stream = sum(load_pass(answers / "toy.train").lengths[:5])
+    held_out = sum(load_pass(answers / "toy.eval").lengths)
+    assert set(seen) == {(stream, stream), (stream, held_out)}
+
+
 def test_a_call_costs_what_was_measured_for_its_tokens():
     calls = np.array([[3, 0, 0, 0, 0], [0, 1, 2, 0, 1]])
     zero = np.zeros(2, dtype=np.int64)
