@@ -343,6 +343,17 @@ def test_an_experiment_without_a_figure_gets_an_overview(known, tmp_path, monkey
     ]
 
 
+@pytest.mark.parametrize("series", ["oracle", "lookup_first"])
+def test_no_line_joins_the_marks_of_an_overview(series):
+    """Its rows are no scale: a line from one to the next would mean nothing, also where a series is a line without marks in other figures."""
+    rows = pd.DataFrame({"estimate": [1.0, 2.0], "ci_low": [0.9, 1.9], "ci_high": [1.1, 2.1]})
+    ax = Figure().subplots()
+    style.marks(ax, rows, [0, 1], style.LOOKS[series])
+    drawn = ax.containers[0].lines[0]
+    assert drawn.get_linestyle() == "None"
+    assert drawn.get_marker() not in ("", "None")
+
+
 def test_a_figure_like_one_that_no_module_draws_is_refused():
     assert plan.Figure(like={"experiment": "osd_offline"}).like
     with pytest.raises(ValidationError, match="'osd_offline'"):

@@ -184,10 +184,10 @@ def points(ax: Axes, x: ArrayLike, rows: pd.DataFrame, style: Look, **options: A
 
 
 def marks(ax: Axes, rows: pd.DataFrame, y: ArrayLike, style: Look, **options: Any) -> None:
-    """Draw estimates with their intervals along the horizontal axis, as marks at the heights ``y``."""
+    """Draw estimates with their intervals along the horizontal axis, as marks at the heights ``y``; a series that has a line alone gets a bar."""
     estimate, errors = _errors(rows)
     drawn: dict[str, Any] = {"color": style.colour, "ms": 3.5, "capsize": 1.5, "label": style.label} | options
-    ax.errorbar(estimate, np.broadcast_to(y, estimate.shape), xerr=errors, fmt=style.marker, **drawn)
+    ax.errorbar(estimate, np.broadcast_to(y, estimate.shape), xerr=errors, fmt=style.marker or "|", **drawn)
 
 
 def _errors(rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
