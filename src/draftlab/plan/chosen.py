@@ -11,8 +11,8 @@ from draftlab.files.yaml_files import Place
 from draftlab.plan.config import RunConfig
 from draftlab.plan.experiment import Experiment, load_experiment, place
 from draftlab.plan.scale import MAIN, ScaleSettings
+from draftlab.stages._contenders import BEFORE, DISTILLED
 from draftlab.stages._stage import Variant
-from draftlab.stages.latency_requests import BEFORE, DISTILLED
 from draftlab.train.settings import Training
 
 ANSWERING = ("osd_offline", "osd_latency_dataset")

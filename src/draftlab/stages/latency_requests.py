@@ -17,6 +17,17 @@ from draftlab.engine.answers import in_full, recorded_name
 from draftlab.errors import UserError
 from draftlab.latency.settings import Engine
 from draftlab.progress import progress
+from draftlab.stages._contenders import (
+    AGAIN,
+    BEFORE,
+    CALIBRATION_CONTEXT,
+    DISTILLED,
+    LONGEST,
+    PLAIN,
+    check_names,
+    contenders_of,
+    priced,
+)
 from draftlab.stages._places import Places
 from draftlab.stages._stage import Bench, Facts, Files, NoInputs, column, columns_of, stage_of, timing
 
@@ -26,28 +37,11 @@ if TYPE_CHECKING:
     from draftlab.engine.answers import Answer
     from draftlab.latency.cost import CostModel
     from draftlab.latency.drafters import Drafter
-    from draftlab.latency.loop import DraftLength, Generation
+    from draftlab.latency.loop import Generation
     from draftlab.models.backend import LatencyBackend
-
-PLAIN, AGAIN = "none", "none_again"
-"""No speculation, measured twice: the difference between the two is noise."""
-LOOKUP, FIRST = "lookup", "lookup_first"
-"""The drafts that every user has already."""
-
-ADAPTIVE, CONFIDENT, TREE, COST_AWARE = "_adaptive", "_confident", "_tree", "_cost_aware"
-"""Endings of the names of drafts whose length follows the acceptance, whose blocks end where they are unsure, whose blocks are trees of the number
-of tokens that follows, and which draft as much as pays at the measured costs."""
-
-BEFORE, DISTILLED = "before", "distilled"
-"""The pair's undistilled draft, and the same draft distilled by another experiment."""
 
 PAST_END = "the last block's tokens beyond the end count too"
 
-LONGEST = 10
-CALIBRATION_BLOCKS = 5
-CALIBRATION_CONTEXT = 64
-CALIBRATED = (2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192)
-"""Tokens in a call that are measured; the costs of others lie between."""
 MOST_SEQUENCES = 256
 """As many sequences as a context of llama.cpp can have."""
 
@@ -242,55 +236,6 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
         return rows.assign(**same), facts
 
 
-def check_names(drafts: Collection[str], settings: Settings) -> None:
-    """Raise ``UserError`` if a draft has the name of another contender."""
-    kinds = [ADAPTIVE] * settings.adaptive + [CONFIDENT] * (settings.confidence > 0)
-    kinds += [*(f"{TREE}{nodes}" for nodes in settings.trees), *[COST_AWARE] * (settings.cost_aware > 0)]
-    reserved = {PLAIN, AGAIN, LOOKUP, FIRST, *(name + kind for name in drafts for kind in kinds)}
-    if clash := sorted(reserved.intersection(drafts)):
-        raise UserError(f"a draft is named {clash[0]!r}, like another contender", remedy="give it another name")
-
-
-def contenders_of(
-    target: LatencyBackend, drafts: Mapping[str, LatencyBackend], settings: Settings, prices: Mapping[str, CostModel]
-) -> dict[str, Drafter]:
-    """Every way to draft that the settings ask for, by name."""
-    from draftlab.latency.cost_aware import AtLeast, CostAware
-    from draftlab.latency.drafters import InSequences, InTrees
-    from draftlab.latency.lookup import SURE, LookupBackend
-    from draftlab.latency.loop import fixed
-    from draftlab.latency.trees import LookedUp
-
-    length, last = fixed(settings.draft_len), list(drafts)[-1]
-    least = {"": 0.0} | ({CONFIDENT: settings.confidence} if settings.confidence else {})
-    found: dict[str, Drafter] = {}
-
-    def as_it_pays(name: str, lookup: LookedUp | None = None) -> Drafter:
-        """The draft of this name, drafted as far as it pays."""
-        price, most = prices[name], settings.cost_aware
-        rule = CostAware(price.cost_ratio, [0, *(price.verify(tokens) for tokens in range(1, most + 2))])
-        return InTrees(drafts[name], settings.shapes[most], rule, lookup)
-
-    for name, draft in drafts.items():
-        found |= {name + ending: InSequences(draft, length, min_prob) for ending, min_prob in least.items()}
-        if settings.adaptive:
-            found[name + ADAPTIVE] = InSequences(draft, calibrated_length(target, draft))
-        for nodes in settings.trees:
-            found[f"{name}{TREE}{nodes}"] = InTrees(draft, settings.shapes[nodes], AtLeast(settings.tree_confidence))
-        if settings.cost_aware:
-            found[name + COST_AWARE] = as_it_pays(name)
-    found[LOOKUP] = InSequences(LookupBackend(target), length, SURE)
-    for name, draft in drafts.items():
-        if name == BEFORE and name != last:
-            continue
-        joined = FIRST if name == last else f"{FIRST}_{name}"
-        for ending, min_prob in least.items():
-            found[joined + ending] = InSequences(LookupBackend(draft, joined=True), length, min_prob)
-        if settings.cost_aware:
-            found[joined + COST_AWARE] = as_it_pays(name, LookedUp())
-    return found
-
-
 class Probes:
     """Costs of a pair as ``latency_cost`` measures them, taken between the requests that are served."""
 
@@ -309,29 +254,6 @@ class Probes:
         rows = calibrate(self.target, self.draft, [CALIBRATION_CONTEXT], [1], sizes, 1, self.settings.seed + block)
         records = rows.assign(block=block, **self.around).to_dict("records")
         self.records += [{str(name): value for name, value in row.items()} for row in records]
-
-
-def calibrated_length(target: LatencyBackend, draft: LatencyBackend) -> DraftLength:
-    """A draft length that follows the acceptance, from a short calibration of this pair."""
-    from draftlab.latency.loop import adaptive
-
-    model = calibrated(target, draft, range(2, LONGEST + 1))
-    return adaptive(model.cost_ratio, model.by_draft_len)
-
-
-def priced(target: LatencyBackend, draft: LatencyBackend, most: int) -> CostModel:
-    """The costs by which ``CostAware`` drafts at most ``most`` tokens: those in turns, because its calls change their shape from block to block."""
-    sizes = sorted({size for size in CALIBRATED if size <= most} | {most + 1})
-    return calibrated(target, draft, sizes, in_turns=True)
-
-
-def calibrated(
-    target: LatencyBackend, draft: LatencyBackend, verified: Sequence[int], in_turns: bool = False
-) -> CostModel:
-    """The costs of this pair at these numbers of tokens in a call."""
-    from draftlab.latency.cost import calibrate, cost_model
-
-    return cost_model(calibrate(target, draft, [CALIBRATION_CONTEXT], [1], verified, CALIBRATION_BLOCKS), in_turns)
 
 
 def measure(
