@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import random
@@ -256,6 +257,31 @@ def whole_path_by_its_own_ratio(target: Tensor, draft: Tensor, tokens: Tensor) -
     return by_text(
         dataclasses.replace(block, decide=lambda *_: mutant).distribution(target[0], draft[0], tokens[0]), tokens
     )
+
+
+def spectr_gbv(
+    target: Tensor, draft: Tensor, tokens: Tensor, as_published: bool = True
+) -> dict[tuple[int, ...], float]:
+    """SpecTr-GBV (arXiv 2604.25925) as its public code judges drafts of one token: in turn, each with the chance that it would have on its own."""
+    (q, _), (p,), drafts = target[0], draft[0], len(tokens)
+    ratio = (p / q).clamp_max(1)
+    accept = q * (1 - (1 - ratio) ** drafts) / (1 - (1 - p) ** drafts)
+    residual = q * (1 - ratio**drafts if as_published else (1 - ratio) ** drafts)
+    chances, rejected = dict[tuple[int, ...], float](), 1.0
+    for token in tokens[:, 0].tolist():
+        chances[(token,)] = chances.get((token,), 0) + rejected * float(accept[token])
+        rejected *= 1 - float(accept[token])
+    for token, share in enumerate((residual / residual.sum()).tolist()):
+        chances[(token,)] = chances.get((token,), 0) + rejected * share
+    return chances
+
+
+@pytest.mark.parametrize("as_published", [True, False])
+def test_the_public_code_of_spectr_gbv_is_not_lossless(as_published: bool) -> None:
+    """Nor with the residual of its own formula; with one draft it is plain rejection sampling."""
+    rule = functools.partial(spectr_gbv, as_published=as_published)
+    assert check_sequence_distribution(rule, "iid", 3, 1, 1).error < 1e-12
+    assert check_sequence_distribution(rule, "iid", 3, 1, 2).error > 1e-3
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,10 @@ import itertools
 import math
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
+from scipy.optimize import linprog
 from scipy.stats import chisquare
 from torch import Tensor
 
@@ -16,6 +18,7 @@ from draftlab.conformance import Budget, _path_distribution, check_sequence_dist
 from draftlab.core.tree import Tree
 from draftlab.core.verify import PATH_VERIFIERS, TOKEN_VERIFIERS, TREE_VERIFIERS
 from draftlab.core.verify.block import block
+from draftlab.core.verify.optimum import optimum_iid
 from draftlab.core.verify.path import PathVerifier, single_path
 from draftlab.core.verify.rrs import rrs
 from draftlab.core.verify.sequence import sequences_distribution, verify_sequences
@@ -93,6 +96,67 @@ def test_a_selected_path_keeps_no_fewer_tokens_as_a_block() -> None:
         gains.append(kept("optimal_block", target, draft, 2) - kept("optimal", target, draft, 2))
     assert min(gains) > -1e-12
     assert max(gains) > 1e-3
+
+
+def kept_on_average(name: str, models: sequences._Models, length: int) -> float:
+    """The tokens that a verifier of trees keeps on average."""
+    total = 0.0
+    for drafted in sequences._enumerate_drafts(models, "iid", length):
+        stops = TREE_VERIFIERS[name].stops(*models.along(drafted.tokens), drafted.tokens)
+        total += drafted.chance * sum(stop.chance * stop.length for stop in stops)
+    return total
+
+
+def most_of_any_plan(models: sequences._Models, length: int) -> float:
+    """The most that any plan keeps which hands the target on unchanged: a program over the probability that a drafted set stops at a node.
+
+    A node is accepted with all nodes below it. Its children together emit the target's next token, so each gets at most the target's share of it.
+    """
+    drafts = list(sequences._enumerate_drafts(models, "iid", length))
+    nodes = [u for size in range(length + 1) for u in itertools.product(range(len(models.target[()])), repeat=size)]
+    stops = [
+        (number, node)
+        for number, drafted in enumerate(drafts)
+        for node in sorted({tuple(path[:size]) for path in drafted.tokens.tolist() for size in range(length + 1)})
+    ]
+    accepted = {node: np.array([float(stop[: len(node)] == node) for _, stop in stops]) for node in nodes}
+    limits = [accepted[node] - float(models.target[node[:-1]][node[-1]]) * accepted[node[:-1]] for node in nodes[1:]]
+    of_set = [[float(own == number) for own, _ in stops] for number in range(len(drafts))]
+    chances = [drafted.chance for drafted in drafts]
+    value = np.sum([accepted[node] for node in nodes[1:]], axis=0)
+    found = linprog(-value, A_ub=np.stack(limits), b_ub=np.zeros(len(limits)), A_eq=of_set, b_eq=chances)
+    return float(-found.fun)
+
+
+def test_the_best_plan_for_every_node_is_near_the_best_of_all_plans() -> None:
+    """It is the best with one sequence and for one depth. In between, it closes much of what a selected path leaves, if not in every case."""
+    lost, lost_by_one_path = 0.0, 0.0
+    for drafts, length, vocab in [(1, 3, 2), (3, 1, 3), (2, 2, 2), (2, 2, 3), (3, 2, 2), (2, 3, 2), (4, 2, 2)]:
+        for seed in range(4):
+            models = sequences._models("iid", vocab, length, drafts, seed)
+            best, kept = most_of_any_plan(models, length), kept_on_average("transport", models, length)
+            assert kept <= best + 1e-9
+            assert kept > kept_on_average("traversal", models, length) - 1e-9
+            if drafts == 1 or length == 1:
+                assert kept == pytest.approx(best)
+            lost += best - kept
+            lost_by_one_path += best - kept_on_average("optimal_block", models, length)
+    assert lost < 2 / 3 * lost_by_one_path
+
+
+def test_what_spectr_gbv_wants_to_keep_is_possible_and_not_the_optimum() -> None:
+    """``q (1 - (1 - min(1, p/q))^K)`` of each prefix (arXiv 2604.25925): no set of them gets more than is drafted, nor all of them the optimum."""
+    sets = [torch.tensor(chosen) for size in range(1, 7) for chosen in itertools.combinations(range(6), size)]
+    for drafts in (1, 2, 4):
+        missed = []
+        for seed in range(8):
+            q, p = random_distributions(2, 6, seed=seed)
+            wanted = q * (1 - (1 - (p / q).clamp_max(1)) ** drafts)
+            for chosen in sets:
+                assert wanted[chosen].sum() <= 1 - (1 - p[chosen].sum()).clamp_min(0) ** drafts + 1e-12
+            missed.append(float(optimum_iid(q[None], p[None], drafts) - wanted.sum()))
+        assert min(missed) > -1e-12
+        assert (max(missed) > 0.01) == (drafts > 1)
 
 
 @pytest.mark.parametrize("name", PATH_VERIFIERS)

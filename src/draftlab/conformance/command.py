@@ -208,7 +208,7 @@ def verify_lossless(
 
     **Arguments:**
     - `verifier`: MODULE:OBJECT, or one of single, specinfer, k_seq, rrs, importance, importance_truncated, hybrid, optimal, greedy, sampled, ranked,
-      gls, block, traversal, greedy_block, optimal_block
+      gls, block, traversal, greedy_block, optimal_block, transport
     - `samples`: test a file instead, of lines {"target_probs": [...], "token": n} from any engine; cut each text at a length fixed in advance
     - `form`: the form of the function MODULE:OBJECT
     - `drafting`: how the drafts of a function are made. iid: independent draws from one distribution; independent: each from its own;

@@ -10,7 +10,7 @@ What is verified, the module of its interface, and the verifiers:
   ``typical``, which is not lossless;
 * one path of L tokens, ``path``: ``single_path`` in the same module, ``block``;
 * K sequences token by token, ``sequence``: any verifier of one position;
-* K sequences as one tree, ``tree``: ``traversal``, ``multipath`` (``greedy_block``, ``optimal_block``).
+* K sequences as one tree, ``tree``: ``traversal``, ``multipath`` (``greedy_block``, ``optimal_block``), ``transport``.
 
 The best acceptance of any verifier is computed in ``optimum`` and checked in ``polyhedral``. ``joint`` enumerates drafts, ``acceptance`` averages
 over them, and ``survivors`` counts the drafts that agree with a text. ``truncated_program`` solves the linear program of ``truncated``.
@@ -39,6 +39,7 @@ from draftlab.core.verify.sampled import ranked, sampled
 from draftlab.core.verify.single import single
 from draftlab.core.verify.specinfer import specinfer
 from draftlab.core.verify.token import TokenVerifier
+from draftlab.core.verify.transport import transport
 from draftlab.core.verify.traversal import traversal
 from draftlab.core.verify.tree import TreeVerifier
 from draftlab.core.verify.truncated import Truncation, importance_truncated, truncated
@@ -65,6 +66,7 @@ TREE_VERIFIERS: dict[str, TreeVerifier] = {
     "traversal": traversal,
     "greedy_block": greedy_block,
     "optimal_block": optimal_block,
+    "transport": transport,
 }
 """Verifiers of a tree."""
 
