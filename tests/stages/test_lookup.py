@@ -46,7 +46,7 @@ def test_every_rule_is_tuned_on_the_stream(results):
     drafts = {"before": models / "draft", "distilled": models / "draft"}
     inputs = lookup.Inputs(drafts=drafts, train=answers / "toy.train", held_out=answers / "toy.eval")
     # A token more costs much, so that it matters where a block ends.
-    settings = lookup.Settings(dataset="toy", depth=4, tuning=20, rules=lookup.EVERY, verify_cost=[0.3])
+    settings = lookup.Settings(dataset="toy", depth=4, tuning=20, length_rules=lookup.EVERY, verify_cost=[0.3])
     rows, facts = lookup.run(settings, inputs, Bench(Path()))
     stream, held_out = (load_pass(answers / f"toy.{split}") for split in ("train", "eval"))
     model = load_model(models / "draft")

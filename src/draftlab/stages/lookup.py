@@ -32,9 +32,11 @@ if TYPE_CHECKING:
     from draftlab.engine.replay_lengths import BlockCounts, Drafted
     from draftlab.models import LanguageModel
 
+    LengthRule = str
     Rule = str
 else:
-    Rule = Literal[EVERY]
+    LengthRule = Literal[EVERY]
+    Rule = Literal["fixed", "tuned", *EVERY, "oracle"]
 
 THRESHOLDS = tuple(step / 20 for step in range(20))
 FIRST = 5
@@ -50,7 +52,7 @@ class Settings(Base):
     tuning: int = Field(
         gt=0, default=100, description="answers of the stream on which the length and threshold are chosen"
     )
-    rules: Distinct[Rule] = Field(
+    length_rules: Distinct[LengthRule] = Field(
         ["confident"], description="rules for the length of a block, with thresholds that are chosen on the stream"
     )
     cost_ratio: float = Field(ge=0, default=0.05, description="cost of a draft step, in target steps")
@@ -68,7 +70,7 @@ class Row:
     contender: Literal["lookup", "before", "distilled", "lookup_first"] = column(
         "lookup, before or distilled: the draft; lookup_first: lookup, and the distilled draft where nothing is found"
     )
-    rule: str = column(
+    rule: Rule = column(
         "the length of a block: fixed; tuned, the fixed one that is best on the stream; confident, entropy, margin, joint or fitted, while the score of that name is high enough; schedule, as transformers' heuristic has it; oracle, what stands"
     )
     draft_len: int = column("longest block", "tokens")
@@ -167,8 +169,8 @@ def _replay(
     best = max(lengths, key=lambda length: speed(fixed(tuning, length), settings))
     rules = [("fixed", length, 0.0, fixed(measured, length)) for length in lengths]
     rules.append(("tuned", best, 0.0, fixed(measured, best)))
-    rules += (scored_rules := [best_threshold(rule) for rule in settings.rules if rule != SCHEDULE])
-    if SCHEDULE in settings.rules and not is_lookup:  # it drafts all that it finds, in transformers too
+    rules += (scored_rules := [best_threshold(rule) for rule in settings.length_rules if rule != SCHEDULE])
+    if SCHEDULE in settings.length_rules and not is_lookup:  # it drafts all that it finds, in transformers too
         choose = schedule(min(FIRST, settings.depth), settings.depth)
         rules.append((SCHEDULE, settings.depth, 0.0, cut(measured, choose)))
     rules.append(("oracle", settings.depth, 0.0, cut(measured, measured.oracle())))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from torch.nn.functional import pad
-
 from draftlab.core.verify.optimal import select_by_key
 from draftlab.core.verify.sequence import DraftAlong, Sequences, TargetAlong
 from draftlab.core.verify.tree import Stop, TreeVerifier
@@ -18,21 +16,19 @@ def _stops(target_probs: TargetAlong, draft_probs: DraftAlong, tokens: Sequences
         nonlocal reached
         left, target = 1.0, weight * target_probs[path, depth]
         if depth < tokens.shape[1]:
-            # One more token, which is never drafted, has the target's mass that other branches emit.
-            whole, draft = pad(target, (0, 1), value=1 - weight), pad(draft_probs[path, depth], (0, 1))
             drawn = tokens[members, depth]
-            chosen, selected = select_by_key(whole[None], draft[None], drawn[None])
-            wanted, had = target, selected[0, :-1]
+            # A target of mass w selects like one that has 1 - w more, on a token that is never drafted.
+            chosen, selected = select_by_key(target[None], draft_probs[path, depth][None], drawn[None])
             below: dict[int, list[int]] = {}
             for member in members:
                 below.setdefault(int(tokens[member, depth]), []).append(member)
             for token, same in below.items():
                 accepts = float(chosen[0, drawn == token].sum())
-                if (mass := float(had[token])) > 0:
-                    accepts *= min(1.0, float(wanted[token]) / mass)
+                if (mass := float(selected[0, token])) > 0:
+                    accepts *= min(1.0, float(target[token]) / mass)
                 descend(same[0], depth + 1, same, min(1.0, accepts / left) if left > 0 else 0.0)
                 left -= accepts
-            target = (target - had).clamp_min(0)
+            target = (target - selected[0]).clamp_min(0)
             excess = float(target.sum())
             rest = excess + (1 - weight)
             weight = excess / rest if rest > 0 else 1.0
