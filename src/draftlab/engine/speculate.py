@@ -21,8 +21,8 @@ from draftlab.core.verify.tree import TreeVerifier
 from draftlab.engine.batched import BatchedPair
 from draftlab.engine.generate import GREEDY, batches, check_requests
 from draftlab.engine.loop import Step, Timed, steps
+from draftlab.engine.medusa import MedusaPair
 from draftlab.engine.policy import make_policy
-from draftlab.engine.tree import TreePair
 from draftlab.errors import UserError
 from draftlab.models import LanguageModel, TokenIds
 from draftlab.models.clock import clock_of
@@ -140,9 +140,9 @@ def speculate(
     policy = replace(policy, transform=transform)
     for rows in batches(len(prompts), batch):
         texts = [prompts[request] for request in rows]
-        pair: BatchedPair | TreePair
+        pair: BatchedPair | MedusaPair
         if heads:
-            pair = TreePair(heads, decoder, texts, max_new_tokens, policy)
+            pair = MedusaPair(heads, decoder, texts, max_new_tokens, policy)
         else:
             pair = BatchedPair(decoder, draft_decoders, texts, draft_len, max_new_tokens, policy)
         timed = Timed(pair, clock)

@@ -17,7 +17,7 @@ from draftlab.models.llama_decoder import LlamaCache
 from draftlab.models.medusa import Medusa
 
 
-class TreePair:
+class MedusaPair:
     """A target with heads as its draft; the tree's depth and leaves are ``draft_len`` and ``num_drafts``."""
 
     def __init__(self, heads: Medusa, decoder: Decoder, prompts: TokenIds, max_new_tokens: int, policy: Policy) -> None:
