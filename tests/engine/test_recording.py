@@ -18,7 +18,7 @@ from draftlab.engine.generate import generate
 from draftlab.engine.recording import TargetPass, _batches, compact_distribution, join, load_pass, on_head, record
 from draftlab.engine.replay import agree_along
 from draftlab.errors import UserError
-from draftlab.files.seals import RECORD
+from draftlab.files.atomic import SEAL
 from draftlab.models.llama import Llama, LlamaConfig
 from tests.engine.test_replay import REQUESTS, make
 
@@ -144,7 +144,7 @@ def test_passes_in_other_orders_share_their_distributions(saved: tuple[TargetPas
 
 def test_a_pass_of_other_answers_is_refused(saved: tuple[TargetPass, Path]) -> None:
     _, folder = saved
-    (folder / RECORD).unlink()  # which would notice it first
+    (folder / SEAL).unlink()  # which would notice it first
     lines = (folder / "answers.jsonl").read_text().splitlines(keepends=True)
     (folder / "answers.jsonl").write_text("".join(lines[:-1]))
     with pytest.raises(UserError, match="positions for"):

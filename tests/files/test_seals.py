@@ -19,6 +19,7 @@ from draftlab.engine.recorded_pairs import Pairs, load_pairs
 from draftlab.engine.recording import load_pass
 from draftlab.errors import UserError
 from draftlab.files import seals
+from draftlab.files.atomic import SEAL
 from draftlab.files.cells import write_cell
 from draftlab.files.json_files import read_json
 from draftlab.files.seals import check_content, content_digest, remove_and_report_damaged, remove_damaged, seal, verify
@@ -165,7 +166,7 @@ def test_content_follows_the_bytes_alone(tmp_path: Path, monkeypatch: pytest.Mon
     first = content_digest(folder, remembered=remembered)
     for name in ("config.json", "model.safetensors"):
         os.utime(folder / name, ns=(old, old))
-    for name in (".DS_Store", seals.RECORD):
+    for name in (".DS_Store", SEAL):
         (folder / name).touch()
     assert content_digest(folder, remembered=remembered) == first
     assert set(read_json(remembered)) == {str(folder / name) for name in ("config.json", "model.safetensors")}

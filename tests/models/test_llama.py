@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from draftlab.errors import UserError
-from draftlab.files.seals import RECORD
+from draftlab.files.atomic import SEAL
 from draftlab.models import load_model, set_up_gpu
 from draftlab.models.llama import Llama, LlamaConfig
 from draftlab.models.llama_decoder import _causal_mask
@@ -265,7 +265,7 @@ def tie_config(folder: Path) -> None:
 )
 def test_positions_turn_as_in_transformers(model: Llama, tmp_path: Path, change: dict[str, object]) -> None:
     model.save(tmp_path / "model")
-    (tmp_path / "model" / RECORD).unlink()
+    (tmp_path / "model" / SEAL).unlink()
     config = json.loads((tmp_path / "model/config.json").read_text()) | change
     (tmp_path / "model/config.json").write_text(json.dumps(config))
     tokens = torch.arange(5, 29)
@@ -293,7 +293,7 @@ def test_positions_turn_as_in_transformers(model: Llama, tmp_path: Path, change:
 )
 def test_damaged_folders_are_refused(model: Llama, tmp_path: Path, damage: object, message: str) -> None:
     model.save(tmp_path / "model")
-    (tmp_path / "model" / RECORD).unlink()  # which would notice it first
+    (tmp_path / "model" / SEAL).unlink()  # which would notice it first
     damage(tmp_path / "model")  # type: ignore[operator]
     with pytest.raises(UserError, match=message):
         load_model(tmp_path / "model")

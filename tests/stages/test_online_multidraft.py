@@ -8,7 +8,7 @@ from pandas.testing import assert_frame_equal
 
 from draftlab.engine import speculate as engine
 from draftlab.errors import UserError
-from draftlab.files.seals import RECORD
+from draftlab.files.atomic import SEAL
 from draftlab.models import load_pair
 from draftlab.stages import online_multidraft
 from draftlab.stages._stage import Bench
@@ -114,7 +114,7 @@ def test_a_draft_larger_than_the_target_is_refused(folders):
 
 
 def test_damaged_weights_are_one_clear_message(folders, tmp_path):
-    shutil.copytree(folders / "models/draft", tmp_path / "draft", ignore=shutil.ignore_patterns(RECORD))
+    shutil.copytree(folders / "models/draft", tmp_path / "draft", ignore=shutil.ignore_patterns(SEAL))
     (tmp_path / "draft/model.safetensors").write_bytes(b"{")
     with pytest.raises(UserError, match=r"model.safetensors: damaged weights"):
         load_pair(folders / "models/target", tmp_path / "draft")

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from draftlab import __version__
 from draftlab.errors import UserError
-from draftlab.files.atomic import atomic_path
+from draftlab.files.atomic import SEAL, atomic_path
 from draftlab.files.digests import code_digest, sha256
 from draftlab.files.json_files import write_json
 from draftlab.files.machine import machine
-from draftlab.files.seals import RECORD, seal
+from draftlab.files.seals import seal
 from draftlab.files.weights import weights_digest
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def write_cell(folder: Path | str, rows: pd.DataFrame, run: Mapping[str, Any], *
     if rows.empty:
         raise UserError("no rows were measured", file=folder, remedy="give the cell at least one request")
     # Until the new files are sealed, they are not those of an old seal: another run that starts now would take them for damaged.
-    (folder / RECORD).unlink(missing_ok=True)
+    (folder / SEAL).unlink(missing_ok=True)
     with atomic_path(folder / "rows.csv") as temporary:
         rows.to_csv(temporary, index=False, lineterminator="\n")
     facts = {"draftlab": __version__, "code": _code(), **run, "inputs": digests(folder / "../../..", **inputs)}

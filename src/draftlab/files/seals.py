@@ -20,7 +20,6 @@ from draftlab.errors import UserError, printable
 from draftlab.files.atomic import SEAL, write_text
 from draftlab.files.digests import sha256
 
-RECORD = SEAL
 Entry = tuple[str, int, int]
 """SHA-256, size in bytes, and modification time in ns."""
 
@@ -39,9 +38,9 @@ def seal(folder: Path, names: Iterable[str] | None = None) -> None:
     """Write ``sealed.json`` into a finished folder, for its files ``names`` or for all of them."""
     if names is None:
         files = {path.name for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")}
-        names = files - {RECORD}
-    known = _entries(folder / RECORD)
-    _write(folder / RECORD, {name: _entry(folder / name, known.get(name)) for name in sorted(names)})
+        names = files - {SEAL}
+    known = _entries(folder / SEAL)
+    _write(folder / SEAL, {name: _entry(folder / name, known.get(name)) for name in sorted(names)})
 
 
 def unseal_file(path: Path) -> None:
@@ -81,7 +80,7 @@ def remove_damaged(run: Path) -> Iterator[Path]:
     A table or a cell takes the report with it: Snakemake remakes what is missing only for a job that runs.
     """
     for pattern in (TABLES, *OUTPUTS, KEPT):
-        for record in sorted(run.glob(f"{pattern}{RECORD}" if pattern == TABLES else f"{pattern}/*{RECORD}")):
+        for record in sorted(run.glob(f"{pattern}{SEAL}" if pattern == TABLES else f"{pattern}/*{SEAL}")):
             names = [record.parent / name for name in _entries(record)]
             damaged = [path for path in names if not path.exists() or _differs(path)]
             if damaged:
@@ -103,7 +102,7 @@ def content_digest(path: Path | str, weights: bool = True, remembered: Path | No
     parts = [
         f"{file.name} {_remembered(file.resolve(), remembered)}"
         for file in files
-        if file.is_file() and file.name != RECORD and (weights or file.suffix != ".safetensors")
+        if file.is_file() and file.name != SEAL and (weights or file.suffix != ".safetensors")
     ]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest() if parts else ""
 
@@ -149,7 +148,7 @@ def _differs(path: Path) -> bool:
 
 def _sealed_entry(path: Path) -> Entry | None:
     """The sealed entry of a file, from its own seal or its folder's; None if it has none."""
-    for record in (_beside(path), path.parent / RECORD):
+    for record in (_beside(path), path.parent / SEAL):
         if entry := _entries(record).get(path.name):
             return entry
     return None
@@ -157,7 +156,7 @@ def _sealed_entry(path: Path) -> Entry | None:
 
 def _beside(path: Path) -> Path:
     """The path of the seal of a single file."""
-    return path.with_name(f"{path.name}.{RECORD}")
+    return path.with_name(f"{path.name}.{SEAL}")
 
 
 def _entries(record: Path) -> dict[str, Entry]:
