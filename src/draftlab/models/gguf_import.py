@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from draftlab.files.gguf_header import Header
-from draftlab.models.llama import Llama, LlamaConfig
+    from draftlab.models.llama import Llama, LlamaConfig
 
 ORIGINAL = "model.gguf"
 """The link in a model folder to the GGUF file from which it was made."""
