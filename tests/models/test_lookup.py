@@ -45,7 +45,7 @@ def test_a_text_that_grows_and_shrinks_guesses_by_the_definition():
         text = list(grown.tokens)
         earlier = [text[i + 2] for i in range(len(text) - 2) if text[i : i + 2] == text[-2:]]
         assert grown.guess == (earlier[-1] if earlier else None)
-    assert guesses_along(text, 3) == [Ngrams(text[:end]).guess for end in range(3, len(text))]
+    assert guesses_along(text[:3], text[3:]) == [Ngrams(text[:end]).guess for end in range(3, len(text))]
 
 
 def test_a_guess_is_certain_and_other_positions_are_uniform(target):
@@ -92,7 +92,7 @@ def test_at_temperature_1_it_is_accepted_with_the_targets_probability(target):
     agree = agree_along(Lookup(target), recorded)
     target_probs = to_probs(recorded.target_logits(range(len(prompts))), Sampling(1.0))
     texts = [(answer.prompt_ids, answer.answer_ids) for answer in recorded.answers]
-    guesses = [guess for prompt, answer in texts for guess in guesses_along([*prompt, *answer], len(prompt))]
+    guesses = [guess for prompt, answer in texts for guess in guesses_along(prompt, answer)]
     rows = [row for row, guess in enumerate(guesses) if guess is not None]
     assert len(rows) > 20
     np.testing.assert_allclose(agree.overlap[rows], [target_probs[row, guesses[row]] for row in rows], atol=1e-6)

@@ -35,8 +35,8 @@ class Lookup:
     def answer_logits(
         self, prompts: TokenIds, answers: TokenIds, where: Int[Tensor, " chosen"] | None = None
     ) -> Float[Tensor, "positions vocab"]:
-        texts = [([*prompt, *answer], len(prompt)) for prompt, answer in zip(prompts, answers, strict=True)]
-        guesses = [guess for text, begin in texts for guess in guesses_along(text, begin)]
+        pairs = zip(prompts, answers, strict=True)
+        guesses = [guess for prompt, answer in pairs for guess in guesses_along(prompt, answer)]
         guesses = guesses if where is None else [guesses[position] for position in where.tolist()]
         return self.overwrite(self.draft.answer_logits(prompts, answers, where) if self.draft else None, guesses)
 

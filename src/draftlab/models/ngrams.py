@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 NGRAM = 2
 """The number of last tokens that must have occurred before."""
@@ -54,8 +54,8 @@ class Ngrams:
             self.tokens.pop()
 
 
-def guesses_along(text: Iterable[int], begin: int) -> list[int | None]:
-    """The guess for each token of a text from position ``begin`` on, based on the text before it."""
+def guesses_along(prompt: Sequence[int], answer: Sequence[int]) -> list[int | None]:
+    """The guess for each token of an answer, based on the text before it."""
     before = Ngrams()
-    guesses = [None, *(before.append(token) for token in text)]
-    return guesses[begin:-1]
+    guesses = [None, *(before.append(token) for token in [*prompt, *answer])]
+    return guesses[len(prompt) : -1]

@@ -166,8 +166,8 @@ def _table(rows: pd.DataFrame, recorded: TargetPass, draft_len: int, threshold: 
 
 def _looked_up(recorded: TargetPass) -> Bool[np.ndarray, " positions"]:
     """Whether prompt lookup guesses a token at each answer position."""
-    texts = [([*a.prompt_ids, *a.answer_ids], len(a.prompt_ids)) for a in recorded.answers]
-    return np.array([guess is not None for text, begin in texts for guess in guesses_along(text, begin)])
+    along = (guesses_along(answer.prompt_ids, answer.answer_ids) for answer in recorded.answers)
+    return np.array([guess is not None for guesses in along for guess in guesses])
 
 
 @torch.inference_mode()
