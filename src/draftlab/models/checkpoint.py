@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 
 from draftlab.errors import UserError
 from draftlab.files.weights import weight_files
-from draftlab.models.config import another_head, rope_of
+from draftlab.models.config import another_head, unsupported_settings
 
 Array = Float[np.ndarray, "..."]
 Shapes = dict[str, tuple[int, ...]]
@@ -92,16 +92,7 @@ def expected_shapes(config: dict[str, Any], folder: Path) -> Shapes:
 
 
 def _llama_shapes(config: dict[str, Any], folder: Path) -> Shapes:
-    rope = rope_of(config)
-    unsupported = {
-        "hidden_act": config.get("hidden_act", "silu") != "silu",
-        "attention_bias": config.get("attention_bias", False),
-        "mlp_bias": config.get("mlp_bias", False),
-        "use_sliding_window": config.get("use_sliding_window", False),
-        "is_causal": not config.get("is_causal", True),
-        "rope type": rope.get("rope_type", rope.get("type", "default")) != "default",
-    }
-    if refused := [name for name, is_set in unsupported.items() if is_set]:
+    if refused := unsupported_settings(config):
         what = f"this {refused[0]} has no counterpart in the export"
         raise UserError(what, file=folder, remedy="use a plain Llama model")
     hidden, ffn = config["hidden_size"], config["intermediate_size"]

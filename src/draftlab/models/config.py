@@ -142,6 +142,20 @@ def rope_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return config.get("rope_scaling") or config.get("rope_parameters") or {}
 
 
+def unsupported_settings(config: Mapping[str, Any]) -> list[str]:
+    """The settings by which a Llama or Qwen2 departs from a plain one: further biases, scaled positions, another activation."""
+    rope = rope_of(config)
+    unsupported = {
+        "hidden_act": config.get("hidden_act", "silu") != "silu",
+        "attention_bias": config.get("attention_bias", False),
+        "mlp_bias": config.get("mlp_bias", False),
+        "use_sliding_window": config.get("use_sliding_window", False),
+        "is_causal": not config.get("is_causal", True),
+        "rope type": rope.get("rope_type", rope.get("type", "default")) != "default",
+    }
+    return [name for name, is_set in unsupported.items() if is_set]
+
+
 def read_sizes(model: Path) -> dict[str, Any]:
     """The config of a model folder, or the fields of a config that the header of a GGUF file has."""
     from draftlab.files.gguf_header import read_header  # imports numpy

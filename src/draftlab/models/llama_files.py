@@ -9,28 +9,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from draftlab.models.config import unsupported_settings
 from draftlab.models.rotary import apart, together
 from draftlab.models.trimmed import HEAD_TOKENS
 
 if TYPE_CHECKING:
     from draftlab.models.llama import Llama, LlamaConfig
 
-ROPES = ("rope_parameters", "rope_scaling")
-"""Keys of a config that say how positions rotate: that of ``transformers`` 5, and that of versions before."""
-
 
 def can_read(config: Mapping[str, Any]) -> bool:
-    """Whether ``llama.load`` can read this config: a plain Llama or Qwen2 without further biases, scaled positions or another activation."""
-    ropes = [config.get(name) or {} for name in ROPES]
+    """Whether ``llama.load`` can read this config: a plain Llama or Qwen2, not quantized."""
     return (
         config.get("model_type") in ("llama", "qwen2")
         and config.get("architectures") in (["LlamaForCausalLM"], ["Qwen2ForCausalLM"])
-        and config.get("is_causal", True)
-        and not config.get("use_sliding_window")
-        and all(rope.get("rope_type", rope.get("type", "default")) == "default" for rope in ropes)
-        and config.get("hidden_act", "silu") == "silu"
-        and not config.get("attention_bias")
-        and not config.get("mlp_bias")
+        and not unsupported_settings(config)
         and not config.get("quantization_config")
     )
 
