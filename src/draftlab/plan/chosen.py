@@ -15,8 +15,8 @@ from draftlab.stages._contenders import BEFORE, DISTILLED
 from draftlab.stages._stage import Variant
 from draftlab.train.settings import Training
 
-ANSWERING = ("osd_offline", "osd_latency_dataset")
-"""The experiments of a run on the user's prompts: would an adapted draft help on them?"""
+ON_ADAPTATION = ("osd_offline", "osd_latency_dataset")
+"""The experiments of a run on the user's prompts that names none: would an adapted draft help on them?"""
 
 
 def experiments_of(
@@ -46,8 +46,8 @@ def _choose(
 ) -> list[str]:
     """The names of the experiments of a run; only an experiment that the user names must be able to run."""
     datasets = set(settings.every_dataset)
-    if run.answers_alone and all(name in at_scale for name in ANSWERING):
-        return list(ANSWERING)
+    if run.asks_only_about_adaptation and all(name in at_scale for name in ON_ADAPTATION):
+        return list(ON_ADAPTATION)
     if run.experiments in ("all", "reproduction", None):
         return [
             name

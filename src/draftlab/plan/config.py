@@ -96,7 +96,7 @@ class RunConfig(Settings):
         return self
 
     @property
-    def answers_alone(self) -> bool:
+    def asks_only_about_adaptation(self) -> bool:
         """Whether the run only asks whether adaptation helps on the user's prompts."""
         return bool(self.dataset) and self.experiments is None
 

@@ -14,7 +14,7 @@ from draftlab.errors import UserError
 from draftlab.files.checkout import WORKFLOW
 from draftlab.files.yaml_files import Place
 from draftlab.latency.settings import Engine
-from draftlab.plan.chosen import ANSWERING, experiments_of, shows_adaptation
+from draftlab.plan.chosen import ON_ADAPTATION, experiments_of, shows_adaptation
 from draftlab.plan.command_line import read_value
 from draftlab.plan.config import DIGESTS, RunConfig, check_files, check_names
 from draftlab.plan.experiment import Experiment, check_datasets
@@ -76,7 +76,7 @@ class Run(Settings):
         if experiment not in self._cells:
             datasets = self.settings.data.datasets if self.config.dataset else None
             cells = self.at_scale[experiment].cells(self.scale, experiment, datasets)
-            if self.config.answers_alone and experiment in ANSWERING:
+            if self.config.asks_only_about_adaptation and experiment in ON_ADAPTATION:
                 cells = {cell: list(filter(shows_adaptation, variants)) or variants for cell, variants in cells.items()}
             self._cells[experiment] = {
                 cell: [Variant(variant.labels, self._adapted(variant.settings)) for variant in variants]

@@ -23,9 +23,9 @@ Gpu = Literal["rtx4090", "a100-40", "a100-80", "h100", "h200"]
 
 MAIN = "main"
 """The default pair of experiments."""
-ROOMS = ("cells", "data", "drafts", "figures", "logs", "packages", "tensorboard")
+RUN_FOLDERS = ("cells", "data", "drafts", "figures", "logs", "packages", "tensorboard")
 """The other folders of a run, which no pair may be called."""
-FOLDERS = ("target", "tokenizer")
+PAIR_FOLDERS = ("target", "tokenizer")
 """The other models of a pair, which no draft may be called."""
 
 
@@ -132,7 +132,7 @@ class Pair(Settings):
     """
 
     target: Recipe
-    drafts: dict[Annotated[Name, _no_other_folder(*FOLDERS)], Recipe]
+    drafts: dict[Annotated[Name, _no_other_folder(*PAIR_FOLDERS)], Recipe]
     answers: Answers
     datasets: Datasets = []
     inflated: Inflated | None = None
@@ -182,7 +182,7 @@ class ScaleSettings(Settings):
     """
 
     data: Data
-    pairs: dict[Annotated[Name, _no_other_folder(*ROOMS)], Pair]
+    pairs: dict[Annotated[Name, _no_other_folder(*RUN_FOLDERS)], Pair]
     compute: Compute = Compute()
     needs: dict[str, Needs] = {}
     by_architecture: bool = False
