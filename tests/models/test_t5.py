@@ -32,10 +32,10 @@ from draftlab.models import LanguageModel, load_model, load_tokenizer
 from draftlab.models.hf import HubModel, new_t5
 from draftlab.stages import STAGES
 from draftlab.train import pretrain
-from draftlab.train.heads import answer_logits
 from draftlab.train.learning import train
 from draftlab.train.settings import Loss
 from draftlab.train.sources import LIVE, SOURCES, Scene
+from draftlab.train.trimmed_head import answer_logits
 from tests.pair import ROOM, VOCAB, make_results, run_cell
 
 COUNTS = ["accepted", "visited", "overlap", "blocks", "emitted"]

@@ -22,7 +22,7 @@ from draftlab.models import load_model, load_tokenizer
 from draftlab.models.tokenizer import train_tokenizer
 from draftlab.stages import STAGES
 from draftlab.stages._stage import Bench
-from draftlab.train import folders, heads, learning, offline, replay_log, sources, tokens, training
+from draftlab.train import folders, learning, offline, replay_log, sources, tokens, training, trimmed_head
 from draftlab.train.designs import trim_head
 from draftlab.train.settings import ReplayLog
 from tests.conftest import ROOT
@@ -297,9 +297,9 @@ def test_a_trimmed_head_changes_the_columns_and_no_label(results, source):
 
 @pytest.mark.parametrize("fast", [True, False])
 def test_autocast_rounds_only_where_bfloat16_is_fast(results, monkeypatch, fast):
-    monkeypatch.setattr(heads, "has_fast_bfloat16", lambda device: fast)
+    monkeypatch.setattr(trimmed_head, "has_fast_bfloat16", lambda device: fast)
     draft = scene(results, target=False).draft
-    exact, logits = (heads.answer_logits(draft, [[1, 5, 9]], [[7, 8]], autocast) for autocast in (False, True))
+    exact, logits = (trimmed_head.answer_logits(draft, [[1, 5, 9]], [[7, 8]], autocast) for autocast in (False, True))
     assert torch.equal(exact, logits) != fast
 
 

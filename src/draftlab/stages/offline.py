@@ -64,9 +64,9 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     from draftlab.files.atomic import is_first_process
     from draftlab.train import parallel
     from draftlab.train.folders import Folders
-    from draftlab.train.heads import coverage
     from draftlab.train.offline import distil
     from draftlab.train.sources import LIVE, Scene
+    from draftlab.train.trimmed_head import coverage
 
     parallel.start()
     folders = Folders(inputs.answers, inputs.models, bench.kept)

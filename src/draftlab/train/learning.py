@@ -23,9 +23,9 @@ from draftlab.files.digests import code_digest
 from draftlab.models import LanguageModel
 from draftlab.models.head import columns_of
 from draftlab.train import parallel, training
-from draftlab.train.heads import answer_logits, kept_by
 from draftlab.train.settings import Training
 from draftlab.train.sources import LIVE, SOURCES, Samples, Scene
+from draftlab.train.trimmed_head import answer_logits, kept_by
 
 T = TypeVar("T")
 

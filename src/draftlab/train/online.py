@@ -29,11 +29,11 @@ from draftlab.files.digests import code_digest
 from draftlab.models import LanguageModel
 from draftlab.progress import progress
 from draftlab.train import training
-from draftlab.train.heads import answer_logits, kept_by
 from draftlab.train.learning import Effort, losses_at
 from draftlab.train.offline import counts
 from draftlab.train.settings import LossPositions, Serving, Updates
 from draftlab.train.traffic import Traffic
+from draftlab.train.trimmed_head import answer_logits, kept_by
 
 
 @dataclass(frozen=True)

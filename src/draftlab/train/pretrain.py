@@ -34,7 +34,7 @@ from draftlab.models.llama import Llama, LlamaConfig
 from draftlab.models.tokenizer import train_tokenizer
 from draftlab.train import training
 from draftlab.train.designs import frequent_tokens, project, prune, trim_head
-from draftlab.train.heads import answer_logits, kept_by
+from draftlab.train.trimmed_head import answer_logits, kept_by
 
 TOKENIZER_TEXTS = 2000  # per dataset, and as many public documents
 BUCKET = 16  # batches are cut from runs of this many batches sorted by length, so that they need little padding

@@ -21,7 +21,7 @@ from draftlab.engine.generate import Observer, generate
 from draftlab.engine.recording import TargetPass, on_head
 from draftlab.errors import UserError
 from draftlab.models import Cache, LanguageModel
-from draftlab.train.heads import kept_by
+from draftlab.train.trimmed_head import kept_by
 
 SHARE = 0.5
 """The share of requests (``mix_request``) or tokens (``mix_token``) that the target writes."""
