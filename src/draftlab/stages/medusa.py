@@ -96,7 +96,7 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     from draftlab.models.clock import clock_of
     from draftlab.models.medusa import Medusa
     from draftlab.train.folders import Folders
-    from draftlab.train.learning import learnt
+    from draftlab.train.learning import learn_once
     from draftlab.train.medusa import contenders, decode_in_turns, epoch_seconds
     from draftlab.train.online import check_interval
     from draftlab.train.traffic import whole
@@ -109,11 +109,11 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     heads_settings = settings.model_copy(update={"learning_rate": settings.heads_learning_rate})
     heads = Medusa(target, Tree.of_widths(settings.widths))
     lessons = _lessons(folders, settings)
-    effort = learnt(heads, bench.part("heads.safetensors"), partial(_warmed, heads, lessons, heads_settings))
+    effort = learn_once(heads, bench.part("heads.safetensors"), partial(_warmed, heads, lessons, heads_settings))
     models: dict[str, LanguageModel] = {"draft": folders.draft(settings), "medusa": heads}
     for name, serving in (("draft", settings), ("medusa", heads_settings)):
         models[f"{name}_osd"] = learner = copy.deepcopy(models[name])
-        effort += learnt(learner, bench.part(f"{name}.safetensors"), partial(_served, learner, stream, serving))
+        effort += learn_once(learner, bench.part(f"{name}.safetensors"), partial(_served, learner, stream, serving))
     records = folders.recorded(settings.dataset, "eval").answers[: settings.live_requests]
     prompts = [record.prompt_ids for record in records]
     if settings.inflated_layers or settings.inflated_ffn:

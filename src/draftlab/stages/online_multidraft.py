@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from draftlab.core.settings import Dataset, Distinct, Dtype, NonNegativeInt
+from draftlab.core.settings import Dataset, Device, Distinct, Dtype, NonNegativeInt
 from draftlab.core.settings import Settings as Base
 from draftlab.engine.answers import recorded_name
 from draftlab.errors import UserError
@@ -46,7 +46,7 @@ class Settings(Base):
     draft_len: int = Field(gt=0, description="tokens of a drafted sequence")
     max_new_tokens: int = Field(gt=0, description="most tokens of an answer")
     temperature: float = Field(1.0, gt=0, description="temperature at which target and drafts sample")
-    device: Literal["cpu", "cuda"] = Field("cpu", description="where torch computes; in a run, the scale sets it")
+    device: Device = Field("cpu", description="where torch computes; in a run, the scale sets it")
     seeds: Distinct[NonNegativeInt] = Field(min_length=1, description="seeds of the stream's order and of the sampling")
 
     @model_validator(mode="after")
@@ -144,7 +144,7 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
         stream, learning = _mixture(recorded, settings, seed), _learning(settings, seed)
         of_topics = [stream.take([n for n, group in enumerate(stream.group) if group == t]) for t in settings.topics]
         shared, *specialists = (
-            _learnt(fresh_draft(), served, learning, bench.part(f"{seed}.{number}.draft.safetensors"))
+            _after_learning(fresh_draft(), served, learning, bench.part(f"{seed}.{number}.draft.safetensors"))
             for number, served in enumerate([stream, *of_topics])
         )
         original = fresh_draft()
@@ -184,12 +184,12 @@ def _learning(settings: Settings, seed: int) -> Serving:
     return Serving.model_validate(others | settings.model_dump(include=names))
 
 
-def _learnt(draft: LanguageModel, traffic: Traffic, learning: Serving, part: Path | None) -> LanguageModel:
+def _after_learning(draft: LanguageModel, traffic: Traffic, learning: Serving, part: Path | None) -> LanguageModel:
     """The draft after it learnt along ``traffic``; its weights are kept in ``part``."""
-    from draftlab.train.learning import learnt
+    from draftlab.train.learning import learn_once
     from draftlab.train.online import serve
 
-    learnt(draft, part, lambda checkpoint: serve(draft, traffic, learning, checkpoint=checkpoint)[1])
+    learn_once(draft, part, lambda checkpoint: serve(draft, traffic, learning, checkpoint=checkpoint)[1])
     return draft
 
 

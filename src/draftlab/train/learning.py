@@ -109,7 +109,7 @@ def train(
     return effort
 
 
-def learnt(model: training.Trainable, part: Path | None, learn: Callable[[Path | None], Effort]) -> Effort:
+def learn_once(model: training.Trainable, part: Path | None, learn: Callable[[Path | None], Effort]) -> Effort:
     """Let ``learn`` train the ``model``, and return the cost; weights and cost are kept in ``part``, where a killed job finds them again.
 
     ``learn`` gets the place for a checkpoint.
