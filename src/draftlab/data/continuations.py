@@ -12,8 +12,8 @@ from typing import Any
 def requests_in(messages: Sequence[Mapping[str, Any]]) -> list[int]:
     """A digest of the conversation up to each request in it, the last for all of it.
 
-    Two prompts belong to one conversation if the last request of one is among those of the other. Identifiers of calls and reasoning do not count: clients may
-    change or drop them.
+    Two prompts belong to one conversation if the last request of one is among those of the other. Identifiers of calls and reasoning do
+    not count: clients may change or drop them.
     """
     running = hashlib.blake2b(digest_size=8)
     found = []

@@ -151,6 +151,7 @@ def texts_of(content: Any) -> list[Any]:
 
 
 def kind_of(part: Any) -> Any:
+    """The ``type`` of a message or of a part of its content; None for a bare text."""
     return part.get("type") if isinstance(part, Mapping) else None
 
 

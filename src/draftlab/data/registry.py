@@ -60,6 +60,7 @@ def load() -> dict[str, Dataset]:
 
 
 def find(name: str) -> Dataset:
+    """The dataset of this name; a ``UserError`` lists the known ones."""
     table = load()
     if name not in table:
         raise UserError(

@@ -25,7 +25,6 @@ TODAY = datetime.date(2024, 7, 26)
 """The date for templates that write one, so that a prompt is the same every day; the default of Llama 3."""
 OTHERS = "use vicuna_v1.1, vicuna_short or plain"
 
-
 SAID = ("reasoning_content", "content")
 """The fields of a message whose text is its author's, not the template's."""
 

@@ -25,11 +25,13 @@ def rotation_table(config: LlamaConfig, device: torch.device) -> Complex[Tensor,
 
 
 def rotate(pairs: Float[Tensor, "*rows dim"], rotations: Complex[Tensor, "*rows half"]) -> Float[Tensor, "*rows dim"]:
+    """Rotate each pair of neighbours: the product of two complex numbers, in float32."""
     turned = torch.view_as_complex(pairs.float().view(*pairs.shape[:-1], -1, 2)) * rotations
     return torch.view_as_real(turned).flatten(-2).to(pairs.dtype)
 
 
 def rotate_in_place(pairs: Float[Tensor, "*rows dim"], rotations: Complex[Tensor, "*rows half"]) -> None:
+    """``rotate``, without a second tensor where the type allows it."""
     if pairs.dtype == torch.float32:
         torch.view_as_complex(pairs.view(*pairs.shape[:-1], -1, 2)).mul_(rotations)
     else:
@@ -42,4 +44,5 @@ def together(weight: Float[Tensor, "rows ..."], dim: int) -> Float[Tensor, "rows
 
 
 def apart(weight: Float[Tensor, "rows ..."], dim: int) -> Float[Tensor, "rows ..."]:
+    """The inverse of ``together``: the order of Hugging Face's checkpoints."""
     return weight.view(-1, dim // 2, 2, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)

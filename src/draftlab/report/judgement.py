@@ -60,4 +60,5 @@ def signed(gap: Interval) -> str:
 
 
 def join(*notes: str) -> str:
+    """The notes that say something, as one."""
     return "; ".join(filter(None, notes))

@@ -29,7 +29,8 @@ Files = dict[str, list[Path]]
 class Column:
     """One column of a table: its meaning in a line, its unit, its ``kind`` (int, float, str or bool).
 
-    A ``timed`` column holds a measured time, or follows from one: two runs differ in it. It may name the setting under which it does, or several: ``one or another``.
+    A ``timed`` column holds a measured time, or follows from one: two runs differ in it. It may name the setting under which it does, or
+    several: ``one or another``.
     An ``optional`` column is missing in some cells. A ``whole`` column holds expected counts: where all of them are integers in a cell,
     as at temperature 0, they are written as integers. ``values`` are the only values of a column whose annotation is a ``Literal``.
     """
@@ -73,7 +74,7 @@ class NoColumns:
 
 
 class NoInputs(Settings):
-    """The input files of a stage. This base class of all has none.
+    """The input files of a stage. The base class has none.
 
     The docstring of a class with further fields may list them; what it says is then their description.
     """

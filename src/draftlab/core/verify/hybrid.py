@@ -58,4 +58,5 @@ def _survivors(position: Position, order: Order) -> Tensor:
 
 
 hybrid = TokenVerifier("hybrid", "iid", _decide, _acceptance, survivors=_survivors)
-"""K-SEQ, or importance sampling with a linear program over 5 tokens: whichever accepts more for the two distributions of a position, before the residual draw."""
+"""K-SEQ, or importance sampling with a linear program over 5 tokens: whichever accepts more for the two distributions of a position, before
+the residual draw."""

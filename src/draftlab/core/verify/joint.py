@@ -19,7 +19,6 @@ LIMIT = 1_000_000
 AT_ONCE = 2**25
 """The most entries of a table over tuples that are held at once: a quarter of a GB."""
 
-
 MOST_TUPLES = 5040
 """The most ordered tuples without replacement that are enumerated at each of many positions (7 tokens drafted in every order)."""
 

@@ -36,7 +36,8 @@ KEYS = ["engine", "dataset", "contender"]
 def draw(table: pd.DataFrame, scale: str, published: Published, costs: bool = False) -> Figure:
     """Plot one row per dataset and one mark per contender; the grey band is plain decoding against itself, the machine's noise.
 
-    There is a panel for each format of weights, or for each engine. Diamonds are the printed speed-ups. With ``costs`` they are those predicted from probed costs, and a first panel has the tokens per target call.
+    There is a panel for each format of weights, or for each engine. Diamonds are the printed speed-ups. With ``costs`` they are those
+    predicted from probed costs, and a first panel has the tokens per target call.
     """
     by = next((axis for axis in ("backend", "weights") if axis in table), None)
     table = table.assign(dataset=table.get("dataset", "requests"), engine=table[by] if by else "")
