@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float64, Int64
@@ -30,6 +31,14 @@ AT_ONCE = 2**21
 """The most entries of a table over positions, times and tokens that are held at once."""
 
 TimedTable = Float64[Tensor, "batch times vocab"]
+
+
+class _Levels(NamedTuple):
+    """For the level ``r t`` of each token: the probability that no level is below, its integral up to this level, and that from it on."""
+
+    clear: TimedTable
+    below: TimedTable
+    above: TimedTable
 
 
 @dataclass(frozen=True)
@@ -54,16 +63,16 @@ class _Race:
         gap = torch.cat([ratio[:, 1:], torch.full_like(ratio[:, :1], torch.inf)], -1) - ratio
         return cls(ranks(order), mass, mass * gap.nan_to_num(torch.inf, posinf=torch.inf))
 
-    def at_levels(self, times: Float64[Tensor, " times"]) -> tuple[TimedTable, TimedTable, TimedTable]:
-        """For the level ``r t`` of each token: the probability that no level is below, its integral up to this level, and that from it on."""
+    def at_levels(self, times: Float64[Tensor, " times"]) -> _Levels:
         time = times[:, None]
         before = self.step.cumsum(-1).roll(1, -1)
         before[:, 0] = 0
         clear = (-time * before[:, None]).exp()
         parts = clear * -(-time * self.step[:, None]).expm1() / self.mass[:, None].clamp_min(SMALLEST)
+        below = parts.cumsum(-1) - parts
         above = parts.flip(-1).cumsum(-1).flip(-1)
         rank = self.rank[:, None].expand_as(clear)
-        return clear.gather(-1, rank), (parts.cumsum(-1) - parts).gather(-1, rank), above.gather(-1, rank)
+        return _Levels(*(table.gather(-1, rank) for table in (clear, below, above)))
 
 
 def _in_parts(target: Table) -> Sequence[Float64[Tensor, " times"]]:
@@ -96,13 +105,13 @@ def _decide(target_probs: Table, draft_probs: Tables, tokens: Tokens) -> Decisio
     for times in _in_parts(target):
         column = drawn[:, :, None].expand(-1, -1, len(times), -1)
         tables = [race.at_levels(times) for race in races]
-        at = [[table.gather(-1, column[:, k]) for table in tables[k]] for k in range(len(races))]
+        at = [_Levels(*(table.gather(-1, column[:, k]) for table in levels)) for k, levels in enumerate(tables)]
         weight = _weights(times, len(races))[:, None]
-        for k, (clear, below, _) in enumerate(at):
-            passed = at_draft[:, k, None] * (tables[k][1] - below).clamp_min(0)
-            passed.scatter_(-1, column[:, k], clear)
-            others = [at_draft[:, j, None] * at[j][2] for j in range(len(races)) if j != k]
-            joint += (passed * torch.stack([weight.expand_as(clear), *others]).prod(0)).sum(1)
+        for k, drafted in enumerate(at):
+            passed = at_draft[:, k, None] * (tables[k].below - drafted.below).clamp_min(0)
+            passed.scatter_(-1, column[:, k], drafted.clear)
+            others = [at_draft[:, j, None] * at[j].above for j in range(len(races)) if j != k]
+            joint += (passed * torch.stack([weight.expand_as(drafted.clear), *others]).prod(0)).sum(1)
     joint *= target
     normalised = joint / joint.sum(-1, keepdim=True).clamp_min(SMALLEST)
     emitted = torch.zeros_like(target_probs).scatter_add_(-1, ids, normalised)
