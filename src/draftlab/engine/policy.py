@@ -83,68 +83,101 @@ def make_policy(
     drafts: Sequence[LanguageModel],
     tree: Tree | ConfidentTree | None = None,
 ) -> Policy:
-    """Check that verifier, drafts and tree fit together."""
-    for name, value in (("draft_len", draft_len), ("num_drafts", num_drafts)):
-        if value < 1:
-            raise UserError(f"{name} is {value}", remedy="give 1 or more")
-    token_verifier = verifier if isinstance(verifier, TokenVerifier | TreeVerifier) else None
-    if token_verifier is None and num_drafts > 1:
-        raise UserError(f"{verifier.name} verifies one sequence, not {num_drafts}", remedy="set num_drafts to 1")
+    """The policy that these make; a ``UserError`` says why verifier, drafts and tree do not fit together."""
     samplings = [draft_sampling] * num_drafts if isinstance(draft_sampling, Sampling) else list(draft_sampling)
-    models, remedy = len(drafts), "give one in all, or one per draft"
-    if models not in (1, num_drafts):
-        raise UserError(f"{models} draft models for {num_drafts} drafts", remedy=remedy)
-    if len(samplings) != num_drafts:
-        raise UserError(f"{len(samplings)} draft samplings for {num_drafts} drafts", remedy=remedy)
-    if token_verifier and token_verifier.drafting != "independent" and (models > 1 or len(set(samplings)) > 1):
-        raise UserError(
-            f"{verifier.name} needs drafts of one distribution", remedy="give one draft sampling, or use specinfer"
-        )
-    heads = drafts[0] if isinstance(drafts[0], Medusa) else None
-    frozen = sum(draft.temperature == 0 for draft in samplings)
+    _check_counts(verifier, num_drafts, draft_len, samplings, len(drafts))
+    token_verifier = verifier if isinstance(verifier, TokenVerifier | TreeVerifier) else None
     path_verifier = verifier if isinstance(verifier, PathVerifier) else single_path
     if num_drafts == 1 and verifier is single:
         token_verifier = None  # the same distribution, all positions at once
     policy = Policy(sampling, samplings, token_verifier, tail or path_verifier, tail, generator, tree)
+    heads = drafts[0] if isinstance(drafts[0], Medusa) else None
+    frozen = sum(draft.temperature == 0 for draft in samplings)
     is_ranked = policy.is_greedy and policy.drafting == "ranked"  # by logits, which have an order at every temperature
-    if models == 1 and not heads and frozen > 1 and not is_ranked:
+    if len(drafts) == 1 and not heads and frozen > 1 and not is_ranked:
         raise UserError(
             f"{frozen} drafts from one model at temperature 0 are the same sequence {frozen} times",
             remedy="give num_drafts 1, a draft temperature above 0, one model per draft, or at target temperature 0 the verifier ranked",
         )
     for shape in (tree, heads.tree if heads else None):
-        if shape is None:
-            continue
-        leaves = shape.nodes if isinstance(shape, ConfidentTree) else shape.leaves  # the most that it may have
-        if (num_drafts, draft_len) != (leaves, shape.depth):
-            what = f"num_drafts is {num_drafts} and draft_len {draft_len}, but the tree has {leaves} leaves of depth {shape.depth}"
-            raise UserError(what, remedy="use the tree's numbers")
-    if isinstance(tree, ConfidentTree) and policy.drafting != "ranked":
-        what = f"{verifier.name} needs random drafts, but a tree by confidence has the most probable ones"
-        raise UserError(what, remedy="verify it with ranked")
-    if tail is not None and policy.drafting == "ranked":
-        what = f"{tail.name} verifies drawn tokens, but {verifier.name} drafts the most probable ones"
-        raise UserError(what, remedy="give no tail")
+        if shape is not None:
+            _check_shape(shape, num_drafts, draft_len)
+    _check_drafting(verifier, policy)
     if tree is not None:
-        if models > 1 or len(set(samplings)) > 1:
-            raise UserError("a tree has only one kind of draft", remedy="give one model and one draft sampling")
-        if isinstance(token_verifier, TreeVerifier) or tail is not None:
-            name = tail.name if tail else "a verifier of whole sequences"
-            remedy = "use a verifier of one position, without a tail"
-            raise UserError(f"{name} does not verify the nodes of a tree", remedy=remedy)
-    elif isinstance(token_verifier, TreeVerifier) and tail is not None:
-        raise UserError(f"{verifier.name} verifies whole sequences", remedy="give no tail")
-    if heads and tree is not None:
-        raise UserError("Medusa heads guess a tree of their own", remedy="give no tree")
-    if heads and heads.tree.nodes != Tree.of_widths(heads.tree.widths).nodes:
-        remedy = "give a tree in which all nodes of a depth have as many children (Tree.of_widths)"
-        raise UserError("the heads' tree is uneven", remedy=remedy)
-    is_distinct = policy.drafting in DISTINCT
-    if heads and heads.tree.leaves > 1 and not policy.is_greedy and not is_distinct:
-        raise UserError("siblings in a tree are distinct, but this verifier allows repeats", remedy="use rrs or greedy")
+        _check_tree(policy, len(drafts))
+    if heads:
+        _check_heads(heads, policy)
     if generator is None and not policy.is_greedy:
         raise UserError("sampling without a generator", remedy="pass a seeded torch.Generator")
     return policy
+
+
+def _check_counts(
+    verifier: TokenVerifier | PathVerifier | TreeVerifier,
+    num_drafts: int,
+    draft_len: int,
+    samplings: Sequence[Sampling],
+    models: int,
+) -> None:
+    """Check how many drafts, models and samplings there are, and whether the verifier can take them."""
+    for name, value in (("draft_len", draft_len), ("num_drafts", num_drafts)):
+        if value < 1:
+            raise UserError(f"{name} is {value}", remedy="give 1 or more")
+    if isinstance(verifier, PathVerifier) and num_drafts > 1:
+        raise UserError(f"{verifier.name} verifies one sequence, not {num_drafts}", remedy="set num_drafts to 1")
+    remedy = "give one in all, or one per draft"
+    if models not in (1, num_drafts):
+        raise UserError(f"{models} draft models for {num_drafts} drafts", remedy=remedy)
+    if len(samplings) != num_drafts:
+        raise UserError(f"{len(samplings)} draft samplings for {num_drafts} drafts", remedy=remedy)
+    is_independent = isinstance(verifier, PathVerifier) or verifier.drafting == "independent"
+    if not is_independent and (models > 1 or len(set(samplings)) > 1):
+        raise UserError(
+            f"{verifier.name} needs drafts of one distribution", remedy="give one draft sampling, or use specinfer"
+        )
+
+
+def _check_shape(shape: Tree | ConfidentTree, num_drafts: int, draft_len: int) -> None:
+    """Check that the tree has as many leaves and levels as are drafted."""
+    leaves = shape.nodes if isinstance(shape, ConfidentTree) else shape.leaves  # the most that it may have
+    if (num_drafts, draft_len) != (leaves, shape.depth):
+        what = f"num_drafts is {num_drafts} and draft_len {draft_len}, but the tree has {leaves} leaves of depth {shape.depth}"
+        raise UserError(what, remedy="use the tree's numbers")
+
+
+def _check_drafting(verifier: TokenVerifier | PathVerifier | TreeVerifier, policy: Policy) -> None:
+    """Check that the drafts, drawn or the most probable tokens, are what the tree and the tail need."""
+    if isinstance(policy.tree, ConfidentTree) and policy.drafting != "ranked":
+        what = f"{verifier.name} needs random drafts, but a tree by confidence has the most probable ones"
+        raise UserError(what, remedy="verify it with ranked")
+    if policy.tail is None:
+        return
+    if policy.drafting == "ranked":
+        what = f"{policy.tail.name} verifies drawn tokens, but {verifier.name} drafts the most probable ones"
+        raise UserError(what, remedy="give no tail")
+    if isinstance(verifier, TreeVerifier) and policy.tree is None:
+        raise UserError(f"{verifier.name} verifies whole sequences", remedy="give no tail")
+
+
+def _check_tree(policy: Policy, models: int) -> None:
+    """Check that what is drafted and verified is the nodes of one tree."""
+    if models > 1 or len(set(policy.draft_samplings)) > 1:
+        raise UserError("a tree has only one kind of draft", remedy="give one model and one draft sampling")
+    if isinstance(policy.token_verifier, TreeVerifier) or policy.tail is not None:
+        name = policy.tail.name if policy.tail else "a verifier of whole sequences"
+        remedy = "use a verifier of one position, without a tail"
+        raise UserError(f"{name} does not verify the nodes of a tree", remedy=remedy)
+
+
+def _check_heads(heads: Medusa, policy: Policy) -> None:
+    """Check that Medusa heads have their own, even tree, and a verifier of siblings that are distinct."""
+    if policy.tree is not None:
+        raise UserError("Medusa heads guess a tree of their own", remedy="give no tree")
+    if heads.tree.nodes != Tree.of_widths(heads.tree.widths).nodes:
+        remedy = "give a tree in which all nodes of a depth have as many children (Tree.of_widths)"
+        raise UserError("the heads' tree is uneven", remedy=remedy)
+    if heads.tree.leaves > 1 and not policy.is_greedy and policy.drafting not in DISTINCT:
+        raise UserError("siblings in a tree are distinct, but this verifier allows repeats", remedy="use rrs or greedy")
 
 
 def verify_block(
