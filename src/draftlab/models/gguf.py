@@ -10,7 +10,7 @@ import json
 import math
 import re
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -300,13 +300,8 @@ def _add_vocabulary(writer: gguf.GGUFWriter, folder: Path, config: dict[str, Any
     first = begun.ids[0] if begun and begun.special_tokens_mask[:1] == [1] else None
     bos = first if config.get("bos_token_id") in (None, -1) else config["bos_token_id"]
     tokens = [("bos", "bos", bos), ("pad", "padding", config.get("pad_token_id"))]
-    for name, key, token in [*tokens, *(("eos", key, token) for key, token in zip(ENDS, ends, strict=False))]:
-        if token in (None, -1):  # -1: none, in old files
-            continue
-        if not 0 <= token < size:
-            what = f"{name}_token_id is {token}, but the vocabulary has {size} tokens"
-            raise UserError(what, file=folder, remedy="repair config.json")
-        writer.add_uint32(f"tokenizer.ggml.{key}_token_id", token)
+    tokens += [("eos", key, token) for key, token in zip(ENDS, ends, strict=False)]
+    _add_special_tokens(writer, tokens, size, folder)
     if tokenizer is not None:
         writer.add_string(VOCABULARY_KEY, vocabulary_digest(tokenizer))
     if not with_text or tokenizer is None:
@@ -322,15 +317,7 @@ def _add_vocabulary(writer: gguf.GGUFWriter, folder: Path, config: dict[str, Any
             f"{count} tokens, but the model has {size}", file=path, remedy="use the tokenizer of this model"
         )
     pieces = [tokenizer.id_to_token(index) for index in range(size)]
-    kinds = [gguf.TokenType.NORMAL if piece is not None else gguf.TokenType.UNUSED for piece in pieces]
-    for index, token in tokenizer.get_added_tokens_decoder().items():
-        if not token.special and (token.lstrip or token.rstrip or token.single_word):
-            remedy = "export without a vocabulary (--no-vocabulary)"
-            what = (
-                f"the token {token.content!r} takes the space beside it, or is only read as a word; not so in llama.cpp"
-            )
-            raise UserError(what, file=path, remedy=remedy)
-        kinds[index] = gguf.TokenType.CONTROL if token.special else gguf.TokenType.USER_DEFINED
+    kinds = _token_types(tokenizer, pieces, path)
     merges = [tuple(m.split(" ", 1) if isinstance(m, str) else m) for m in content["model"]["merges"]]
     if prefixed is None:
         writer.add_tokenizer_model("gpt2")
@@ -351,6 +338,37 @@ def _add_vocabulary(writer: gguf.GGUFWriter, folder: Path, config: dict[str, Any
     writer.add_token_types(kinds)
     writer.add_add_bos_token(first is not None and first == bos)
     writer.add_add_space_prefix(bool(prefixed))
+    _add_templates(writer, folder)
+
+
+def _add_special_tokens(
+    writer: gguf.GGUFWriter, tokens: Iterable[tuple[str, str, int | None]], size: int, folder: Path
+) -> None:
+    """Write the special ``tokens``: the name of each in ``config.json``, its key in the file, and its id."""
+    for name, key, token in tokens:
+        if token is None or token == -1:  # none, in old files
+            continue
+        if not 0 <= token < size:
+            what = f"{name}_token_id is {token}, but the vocabulary has {size} tokens"
+            raise UserError(what, file=folder, remedy="repair config.json")
+        writer.add_uint32(f"tokenizer.ggml.{key}_token_id", token)
+
+
+def _token_types(tokenizer: Tokenizer, pieces: Sequence[str | None], path: Path) -> list[gguf.TokenType]:
+    """The type of each piece, as far as the added tokens tell; a ``UserError`` names one that llama.cpp would read otherwise."""
+    kinds = [gguf.TokenType.NORMAL if piece is not None else gguf.TokenType.UNUSED for piece in pieces]
+    for index, token in tokenizer.get_added_tokens_decoder().items():
+        if not token.special and (token.lstrip or token.rstrip or token.single_word):
+            remedy = "export without a vocabulary (--no-vocabulary)"
+            what = (
+                f"the token {token.content!r} takes the space beside it, or is only read as a word; not so in llama.cpp"
+            )
+            raise UserError(what, file=path, remedy=remedy)
+        kinds[index] = gguf.TokenType.CONTROL if token.special else gguf.TokenType.USER_DEFINED
+    return kinds
+
+
+def _add_templates(writer: gguf.GGUFWriter, folder: Path) -> None:
     known = chat_templates(folder)
     default, tools = known.get("chat_template"), known.get("tool_template")
     if default and tools:
