@@ -26,6 +26,9 @@ REPLAYED_PATHS, REPLAYED_TREES = {"single", "block"}, {"greedy_block", "optimal_
 
 
 def is_counted(scheme: str) -> bool:
-    """Whether the stage ``blocks`` counts this scheme along texts of the target; it decodes with every other one."""
+    """Whether the stage ``blocks`` counts this scheme along texts of the target; it decodes with every other one.
+
+    By name, because the plan imports no torch; ``blocks.is_counted`` asks the verifier itself, and a test compares both.
+    """
     name, _, tail = scheme.partition("+")
     return name in {*TOKENS, *REPLAYED_PATHS, *REPLAYED_TREES} and (not tail or tail in REPLAYED_PATHS)
