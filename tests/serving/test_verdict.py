@@ -34,14 +34,14 @@ from draftlab.report import card, verdict_command
 from draftlab.report.verdict_command import VerdictSettings, alone, judge_run, lines, run
 from draftlab.report.verdict_page import commands, page
 from draftlab.serving import costs as block_costs
-from draftlab.serving import verdict
+from draftlab.serving import verdict, verdict_under_load
 from draftlab.serving.acceptance import AcceptanceCurves
 from draftlab.serving.costs import BlockCosts, from_probes, from_profile
 from draftlab.serving.load import TOO_LARGE
 from draftlab.serving.monitor import read_promise
 from draftlab.serving.profiles import load as load_profile
 from draftlab.serving.profiles import save
-from draftlab.serving.speedup import around_mean, break_even, outcome, range_of, speedup
+from draftlab.serving.speedup import break_even, outcome, range_of, range_of_few, speedup
 from draftlab.serving.traces import Arrivals
 from draftlab.serving.verdict_format import NAMES, AtLoad, Forecast, Judged, Option, Range, Verdict
 from draftlab.train import training
@@ -114,8 +114,8 @@ def decide(rows: pd.DataFrame, costs: BlockCosts = COSTS, facts: dict[str, objec
     named = {"log": "log.jsonl", "target": "T", "draft": "D", "temperature": 0.0}
     named |= {name: more.pop(name) for name in Judged.model_fields if name in more}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(verdict, "ARRIVALS", 40)
-        patch.setattr(verdict, "LOADS", 3)
+        patch.setattr(verdict_under_load, "ARRIVALS", 40)
+        patch.setattr(verdict_under_load, "LOADS", 3)
         return verdict.decide(rows, costs, facts, Judged(**named), **{"left_out": {}} | more)  # type: ignore[arg-type]
 
 
@@ -351,7 +351,7 @@ def test_a_verdict_is_what_the_monitor_reads(tmp_path: Path):
     assert promise.draft_len == found.options[0].draft_len
     length = promise.acceptance_length
     assert length.low <= found.options[0].acceptance_length.estimate <= length.high
-    assert len(found.load["distilled"]) == len(verdict.SHARES)
+    assert len(found.load["distilled"]) == len(verdict_under_load.SHARES)
     assert all(at.by_length[0] == 1 for at in found.load["distilled"])
     assert all(at.speedup.low <= at.speedup.estimate <= at.speedup.high for at in found.load["distilled"])
 
@@ -441,13 +441,13 @@ def test_parts_of_a_log_are_judged_by_their_own_requests():
 
 
 def test_lookup_that_finds_nothing_costs_a_plain_step_under_load_too(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(verdict, "LOADS", 1)
+    monkeypatch.setattr(verdict_under_load, "LOADS", 1)
     rows = table(0.5, option="lookup").assign(steps=0.0, empty=lambda t: 0.9 * t["blocks"])
     rows["drafted"] = 0.1 * rows["draft_len"] * rows["blocks"]
     costs = from_probes(probes(more=0.5), 100)
     found = verdict.judge("lookup", rows, costs)
-    seldom = verdict.under_load(rows, found, costs, 0.1, None)
-    always = verdict.under_load(rows.assign(empty=0.0), found, costs, 0.1, None)
+    seldom = verdict_under_load.under_load(rows, found, costs, 0.1, None)
+    always = verdict_under_load.under_load(rows.assign(empty=0.0), found, costs, 0.1, None)
     assert seldom[0].by_length[1] > always[0].by_length[1] + 0.1
 
 
@@ -459,7 +459,7 @@ def test_a_lookup_costs_one_request_at_a_time_what_the_verdict_says():
     found = verdict.judge("lookup", rows, costs)
     assert found.draft_len == 1
     assert found.speedup.estimate < 0.85
-    alone = verdict.under_load(rows, found, costs, 0.001, None)
+    alone = verdict_under_load.under_load(rows, found, costs, 0.001, None)
     assert alone[0].by_length[1] == pytest.approx(found.speedup.estimate, abs=0.06)
 
 
@@ -468,26 +468,26 @@ def test_a_draft_after_a_lookup_costs_the_steps_that_it_makes_under_load_too():
     rows = table(0.6, option="lookup_first").assign(steps=lambda t: t["steps"] / 4)
     costs = from_probes(probes(step=0.5, more=0.0), 100)
     found = verdict.judge("lookup_first", rows, costs)
-    alone = verdict.under_load(rows, found, costs, 0.001, None)
+    alone = verdict_under_load.under_load(rows, found, costs, 0.001, None)
     assert alone[0].by_length[found.draft_len] == pytest.approx(found.speedup.estimate, abs=0.06)
 
 
 def test_the_interval_of_a_few_simulations_holds_a_further_one():
-    draws = np.random.default_rng(0).normal(1.2, 0.1, (2000, verdict.LOADS + 1))
-    ranges = [around_mean(few) for few in draws[:, 1:]]
+    draws = np.random.default_rng(0).normal(1.2, 0.1, (2000, verdict_under_load.LOADS + 1))
+    ranges = [range_of_few(few) for few in draws[:, 1:]]
     held = [at.low <= further <= at.high for at, further in zip(ranges, draws[:, 0], strict=True)]
     assert np.mean(held) == pytest.approx(0.95, abs=0.015)
     assert ranges[0].estimate == pytest.approx(draws[0, 1:].mean())
 
 
 def test_the_interval_under_load_comes_from_all_simulations(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(verdict, "ARRIVALS", 40)
-    monkeypatch.setattr(verdict, "LOADS", 4)
+    monkeypatch.setattr(verdict_under_load, "ARRIVALS", 40)
+    monkeypatch.setattr(verdict_under_load, "LOADS", 4)
     seen: list[np.ndarray] = []
-    monkeypatch.setattr(verdict, "around_mean", lambda draws: seen.append(draws) or around_mean(draws))
+    monkeypatch.setattr(verdict_under_load, "range_of_few", lambda draws: seen.append(draws) or range_of_few(draws))
     rows = table(0.6, spread=0.3)
-    loads = verdict.under_load(rows, verdict.judge("distilled", rows, COSTS), COSTS, 0.01, None)
-    assert [len(draws) for draws in seen] == [4] * len(verdict.SHARES)
+    loads = verdict_under_load.under_load(rows, verdict.judge("distilled", rows, COSTS), COSTS, 0.01, None)
+    assert [len(draws) for draws in seen] == [4] * len(verdict_under_load.SHARES)
     assert all(
         at.speedup.low < draws.min() <= draws.max() < at.speedup.high for at, draws in zip(loads, seen, strict=True)
     )
@@ -510,12 +510,12 @@ def test_the_simulated_requests_are_those_of_whole_conversations(monkeypatch: py
             ["draft_len", "rate", "speedup"], axis=1
         )
 
-    monkeypatch.setattr(verdict, "LOADS", 200)
-    monkeypatch.setattr(verdict, "sweep", sweep)
+    monkeypatch.setattr(verdict_under_load, "LOADS", 200)
+    monkeypatch.setattr(verdict_under_load, "sweep", sweep)
     rows = table(0.6, spread=0.3)
     found, spreads = verdict.judge("distilled", rows, COSTS), []
     for numbers in (rows["request_id"], rows["request_id"] // 6):
-        verdict.under_load(rows.assign(conversation=numbers), found, COSTS, 1.0, None)
+        verdict_under_load.under_load(rows.assign(conversation=numbers), found, COSTS, 1.0, None)
         spreads.append(np.std(drawn[1:]))
         drawn.clear()
     assert 2.1 < spreads[1] / spreads[0] < 2.8
@@ -526,7 +526,7 @@ def test_an_idle_server_gives_the_answer_of_one_request_where_long_answers_accep
     trace: bool, monkeypatch: pytest.MonkeyPatch
 ):
     """Half of the requests write 90 tokens at an acceptance of 0.95, half 9 at 0.1."""
-    monkeypatch.setattr(verdict, "LOADS", 2)
+    monkeypatch.setattr(verdict_under_load, "LOADS", 2)
     counts = ["emitted", "blocks", "accepted", "visited", "drafted", "steps"]
     short = table(0.1, 30).assign(
         request_id=lambda t: t["request_id"] + 30, **{c: lambda t, c=c: t[c] / 10 for c in counts}
@@ -535,7 +535,7 @@ def test_an_idle_server_gives_the_answer_of_one_request_where_long_answers_accep
     costs = from_probes(probes(more=0.0), 100)
     found = verdict.judge("distilled", rows, costs)
     arrivals = Arrivals(np.arange(200.0) * 1e3, np.ones(200, int), np.full(200, 90), {}) if trace else None
-    idle = verdict.under_load(rows, found, costs, 0.001, arrivals)[0]
+    idle = verdict_under_load.under_load(rows, found, costs, 0.001, arrivals)[0]
     assert idle.draft_len == found.draft_len
     assert idle.speedup.estimate == pytest.approx(found.speedup.estimate, rel=0.06)
 
@@ -544,11 +544,11 @@ def test_an_idle_server_gives_the_answer_of_one_request_where_long_answers_accep
 def test_an_idle_server_pays_for_loop_catch_up_and_lookup_as_one_request_does(
     option: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(verdict, "LOADS", 1)
+    monkeypatch.setattr(verdict_under_load, "LOADS", 1)
     rows = table(0.8, option=option).assign(whole=lambda t: t["blocks"] / 4, changes=lambda t: t["blocks"] / 2)
     costs = from_probes(probes(around=(0.3, 0.4), catch_up=0.4, change=0.2), 100)
     found = verdict.judge(option, rows, costs)
-    idle = verdict.under_load(rows, found, costs, 0.001, None)[0]
+    idle = verdict_under_load.under_load(rows, found, costs, 0.001, None)[0]
     assert idle.by_length[found.draft_len] == pytest.approx(found.speedup.estimate, rel=0.06)
 
 

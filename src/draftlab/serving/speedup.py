@@ -15,10 +15,21 @@ from jaxtyping import Float64, Int64
 from draftlab.core.stats import ENOUGH, quantile
 from draftlab.core.theory import expected_block_length
 from draftlab.serving.costs import DRAWS, LONGEST, BlockCosts
-from draftlab.serving.verdict_format import Ceiling, Outcome, Range
+from draftlab.serving.verdict_format import AtLength, Ceiling, Option, Outcome, Range
 
 CONVERSATIONS = 10
 """The fewest conversations from which an interval is drawn."""
+
+
+def at_length(rows: pd.DataFrame, at: AtLength | Option) -> pd.DataFrame:
+    """The rows of one draft length, proposal and threshold, in the order of the requests."""
+    same = (rows["proposal"] == at.proposal) & (rows["threshold"] == at.threshold)
+    return rows[same & (rows["draft_len"] == at.draft_len)].sort_values("request_id")
+
+
+def held_out(rows: pd.DataFrame, option: Option) -> pd.DataFrame:
+    """The held-out requests of an option, at its best length."""
+    return at_length(rows[(rows["split"] == "eval") & (rows["option"] == option.name)], option)
 
 
 def _weights(rows: pd.DataFrame, future: int = 0) -> Float64[np.ndarray, "draws requests"]:
@@ -47,7 +58,7 @@ def conversations(rows: pd.DataFrame) -> int:
     return int(_conversation(rows).max(initial=-1)) + 1
 
 
-def drawn_again(rows: pd.DataFrame, rng: np.random.Generator) -> Int64[np.ndarray, " drawn"]:
+def resampled(rows: pd.DataFrame, rng: np.random.Generator) -> Int64[np.ndarray, " drawn"]:
     """The places of the requests of as many conversations as ``rows`` has, drawn with replacement."""
     unit = _conversation(rows)
     units = int(unit.max()) + 1
@@ -60,7 +71,7 @@ def range_of(draws: Float64[np.ndarray, " draws"]) -> Range:
     return Range(estimate=float(draws[0]), low=float(low), high=float(high))
 
 
-def around_mean(draws: Float64[np.ndarray, " draws"]) -> Range:
+def range_of_few(draws: Float64[np.ndarray, " draws"]) -> Range:
     """The mean of a few draws, and the 95 % interval of a further one by Student's quantile: the quantiles of six draws are too close."""
     mean, count = float(draws.mean()), len(draws)
     if count < 2:
@@ -84,13 +95,13 @@ def speedup(rows: pd.DataFrame, costs: BlockCosts, future: int = 0) -> Range:
     calls[request, below + 1] += drafting * share
     weights = _weights(rows, future or len(rows))
     seconds = (weights @ calls[:, :-1] * costs.verify).sum(axis=1)
-    for count, cost in [("steps", costs.step), *around(rows, costs)]:
+    for count, cost in [("steps", costs.step), *other_costs(rows, costs)]:
         seconds = seconds + weights @ rows[count].to_numpy() * cost[:, column]
     return range_of(weights @ rows["emitted"].to_numpy() / seconds)
 
 
-def around(rows: pd.DataFrame, costs: BlockCosts) -> list[tuple[str, Float64[np.ndarray, "draws lengths"]]]:
-    """What blocks cost beyond the draft's steps and the target's calls: the column that counts it, and its cost."""
+def other_costs(rows: pd.DataFrame, costs: BlockCosts) -> list[tuple[str, Float64[np.ndarray, "draws lengths"]]]:
+    """What blocks cost beyond the draft's steps and the target's calls: the columns that count it, each with its cost."""
     terms = [("whole", costs.catch_up), ("changes", costs.change), ("blocks", costs.loop)]
     looks_up = str(rows["option"].iloc[0]).startswith("lookup")
     return [*terms, ("blocks", costs.lookup)] if looks_up else terms

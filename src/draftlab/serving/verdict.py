@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,18 +13,13 @@ import pandas as pd
 from draftlab.core.stats import ENOUGH
 from draftlab.errors import UserError
 from draftlab.serving import forecast, traces
-from draftlab.serving.acceptance import alpha_of_length, from_alpha
 from draftlab.serving.costs import BlockCosts
-from draftlab.serving.load import CONTEXTS, Goal, best_lengths, fitting, sweep
-from draftlab.serving.profiles import Profile
 from draftlab.serving.speedup import (
-    around,
-    around_mean,
+    at_length,
     break_even,
     ceiling,
     conversations,
-    drawn_again,
-    mean_context,
+    held_out,
     outcome,
     range_of,
     ratio,
@@ -35,7 +30,6 @@ from draftlab.serving.speedup import (
 from draftlab.serving.verdict_format import (
     NAMES,
     AtLength,
-    AtLoad,
     Baseline,
     Ceiling,
     Forecast,
@@ -49,24 +43,19 @@ from draftlab.serving.verdict_format import (
     decimals,
     per_second,
 )
+from draftlab.serving.verdict_under_load import SHARES, best_at_load, length_by_batch, outcome_at_load, under_load
 
-SHARES = (0.25, 0.5, 1.0, 2.0)
-"""The loads to simulate, as multiples of the given load."""
-ARRIVALS = 200
-"""The number of requests of a simulation without a trace."""
 GAIN = 0.01
 """A gain in acceptance that is too small to be worth more requests."""
 PARTS = 10
 """The number of parts of the stream whose acceptance is reported."""
-LOADS = 6
-"""The number of simulations of one load, each with other arrivals and requests."""
 UNTRAINED = ("lookup", "as_it_comes")
 """The options that need no training."""
 
 
 def judge(name: str, rows: pd.DataFrame, costs: BlockCosts) -> Option:
     """The verdict on one option from its rows; its parts are thirds of the stream, or of the held-out requests where it learnt the stream."""
-    held_out = rows[rows["split"] == "eval"]
+    every = rows[rows["split"] == "eval"]
     by_length = [
         AtLength(
             draft_len=int(str(length)),
@@ -74,25 +63,15 @@ def judge(name: str, rows: pd.DataFrame, costs: BlockCosts) -> Option:
             speedup=speedup(same, costs),
             threshold=float(str(threshold)),
         )
-        for (proposal, length, threshold), same in held_out.groupby(["proposal", "draft_len", "threshold"])
+        for (proposal, length, threshold), same in every.groupby(["proposal", "draft_len", "threshold"])
     ]
     best = max(by_length, key=lambda at: at.speedup.estimate)
-    replayed, stream = _at(held_out, best), _at(_stream(rows), best)
-    has_draft = bool(replayed["steps"].any())
+    replayed, stream = at_length(every, best), at_length(_stream(rows), best)
     verdict = outcome(best.speedup, replayed)
-    model_costs = costs if has_draft else replace(costs, step=0 * costs.step, catch_up=0 * costs.catch_up)
-    if name.startswith("lookup"):
-        model_costs = replace(model_costs, loop=costs.loop + costs.lookup)
-    if name.startswith("lookup_first") and has_draft:
-        # The draft makes a step only for the tokens that lookup does not find.
-        made = min(float(replayed["steps"].sum() / replayed["drafted"].sum()), 1.0)
-        model_costs = replace(model_costs, step=made * costs.step)
-    longest = best.model_copy(update={"draft_len": held_out["draft_len"].max()})
-    most = ceiling(_at(held_out, longest), model_costs)
-    empty, changes = (float(replayed[column].sum() / replayed["blocks"].sum()) for column in ("empty", "changes"))
-    length = best.draft_len - 1
-    beside = changes * costs.change[0, length] + empty * model_costs.loop[0, length]
-    tips = None if best.threshold else break_even(model_costs, float(beside / max(1 - empty, 1e-9)))
+    own_costs = _own_costs(name, replayed, costs)
+    longest = best.model_copy(update={"draft_len": every["draft_len"].max()})
+    most = ceiling(at_length(every, longest), own_costs)
+    tips = None if best.threshold else break_even(own_costs, _beside(replayed, own_costs))
     alpha = ratio(replayed, "accepted", "visited")
     return Option(
         name=name,
@@ -111,20 +90,35 @@ def judge(name: str, rows: pd.DataFrame, costs: BlockCosts) -> Option:
         thirds=_thirds(stream, costs),
         categories=_categories(replayed, costs),
         forecast=_forecast(stream) if name == "kept_learning" else None,
-        by_batch=_by_batch(replayed, costs) if has_draft and not best.threshold else {},
+        by_batch=length_by_batch(replayed, costs) if _has_draft(replayed) and not best.threshold else {},
         threshold=best.threshold,
     )
 
 
-def _at(rows: pd.DataFrame, at: AtLength | Option) -> pd.DataFrame:
-    """The rows of one draft length, proposal and threshold."""
-    same = (rows["proposal"] == at.proposal) & (rows["threshold"] == at.threshold)
-    return rows[same & (rows["draft_len"] == at.draft_len)].sort_values("request_id")
+def _has_draft(rows: pd.DataFrame) -> bool:
+    """Whether a draft model made a step, and not lookup alone."""
+    return bool(rows["steps"].any())
 
 
-def _replayed(rows: pd.DataFrame, option: Option) -> pd.DataFrame:
-    """The held-out requests of an option, at its best length."""
-    return _at(rows[(rows["split"] == "eval") & (rows["option"] == option.name)], option)
+def _own_costs(name: str, rows: pd.DataFrame, costs: BlockCosts) -> BlockCosts:
+    """The costs of this option's blocks: those of the draft steps that it takes, and of lookup in the loop."""
+    if name.startswith("lookup"):
+        costs = replace(costs, loop=costs.loop + costs.lookup)
+    if not _has_draft(rows):
+        return replace(costs, step=0 * costs.step, catch_up=0 * costs.catch_up)
+    if name.startswith("lookup_first"):
+        # The draft makes a step only for the tokens that lookup does not find.
+        made = min(float(rows["steps"].sum() / rows["drafted"].sum()), 1.0)
+        costs = replace(costs, step=made * costs.step)
+    return costs
+
+
+def _beside(rows: pd.DataFrame, costs: BlockCosts) -> float:
+    """What each block with drafted tokens pays for changes between calls and for blocks without, in steps."""
+    empty, changes = (float(rows[column].sum() / rows["blocks"].sum()) for column in ("empty", "changes"))
+    column = int(rows["draft_len"].iloc[0]) - 1
+    beside = changes * costs.change[0, column] + empty * costs.loop[0, column]
+    return float(beside / max(1 - empty, 1e-9))
 
 
 def _reason(
@@ -134,7 +128,7 @@ def _reason(
         return few
     if verdict == "yes":
         return f"{speedup.show()} times as fast"
-    has_draft = bool(rows["steps"].any())
+    has_draft = _has_draft(rows)
     if verdict == "no" and most.perfect <= 1:
         gain = f"{most.perfect:.{decimals(most.perfect)}f}"
         return f"no {'draft' if has_draft else 'lookup'} of this cost can help: a perfect one gives {gain}"
@@ -184,29 +178,6 @@ def _categories(rows: pd.DataFrame, costs: BlockCosts) -> list[Part]:
     return [_part(name, group, costs) for name, group in groups if len(group) >= 2]
 
 
-def _by_batch(rows: pd.DataFrame, costs: BlockCosts) -> dict[int, int]:
-    """The draft length that emits most tokens a second by batch (0: none), as ``load.best_lengths``, at the context of these requests."""
-    context = mean_context(rows)
-    nearest = min(CONTEXTS, key=lambda known: abs(known - context))
-    alpha = min(float(rows["accepted"].sum() / rows["visited"].sum()), 1.0)
-    lengths = best_lengths(_profile_of(rows, costs), from_alpha(alpha))
-    lengths = lengths[lengths["context"] == nearest]
-    return {int(batch): int(k) for batch, k in zip(lengths["batch"], lengths["best_draft_len"], strict=True)}
-
-
-def _profile_of(rows: pd.DataFrame, costs: BlockCosts) -> Profile:
-    """The hardware with these requests' draft, which makes every step of a block there, and with what their blocks cost beyond the models' calls.
-
-    Where lookup saves the draft some steps, all of its work is as much cheaper instead.
-    """
-    taken = float(rows["steps"].sum() / (rows["blocks"] * rows["draft_len"]).sum())
-    draft = costs.profile.draft.scaled(taken) if taken and costs.profile.draft else None
-    column = int(rows["draft_len"].iloc[0]) - 1
-    beyond = sum(float(rows[count].sum()) * cost[0, column] for count, cost in around(rows, costs))
-    per_block = 1e3 * costs.seconds * beyond / float(rows["blocks"].sum())
-    return costs.profile.model_copy(update={"draft": draft, "per_block": per_block})
-
-
 def _forecast(rows: pd.DataFrame) -> Forecast:
     curve = forecast.fit(rows["accepted"].to_numpy(float), rows["visited"].to_numpy(float))
     if isinstance(curve, str):
@@ -219,103 +190,45 @@ def _forecast(rows: pd.DataFrame) -> Forecast:
 
 def learning(rows: pd.DataFrame, distilled: Option, learnt: Mapping[str, int]) -> Learning:
     """The learning curve at the length of the ``distilled`` draft; ``learnt``: how many requests the draft of each option was distilled on."""
-    held_out = rows[rows["split"] == "eval"]
+    every = rows[rows["split"] == "eval"]
     draws = {
-        n: ratio_draws(_at(held_out[held_out["option"] == option], distilled), "accepted", "visited")
+        n: ratio_draws(at_length(every[every["option"] == option], distilled), "accepted", "visited")
         for option, n in sorted(learnt.items(), key=lambda known: known[1])
     }
     alpha = {n: range_of(drawn) for n, drawn in draws.items()}
     most = max(alpha)
     short = f"{most} requests are too few for a curve; {forecast.LEAST} are needed" if most < forecast.LEAST else ""
-    if refused := short or too_few(_at(held_out[held_out["option"] == "distilled"], distilled)):
+    if refused := short or too_few(held_out(rows, distilled)):
         return Learning(alpha=alpha, refused=refused)
     fewer = sorted(alpha)[-2]
     adds = forecast.twice(draws[fewer], draws[most], np.log2(most / fewer))
     return Learning(alpha=alpha, twice_adds=range_of(adds))
 
 
-ELSEWHERE = "not known: the update ran on this machine, the requests would run on the profile's"
+def payback(option: Option, untrained: float, tokens: float, facts: Mapping[str, Any], costs: BlockCosts) -> Option:
+    """Add to a trained option the seconds and bytes of its updates, and the number of requests that pays them back.
 
-
-def payback(options: Sequence[Option], rows: pd.DataFrame, facts: Mapping[str, Any], costs: BlockCosts) -> list[Option]:
-    """Add to each trained option the seconds and bytes of its updates, and the number of requests that pays them back compared with the best
-    untrained one."""
-    held_out = rows[(rows["split"] == "eval") & (rows["option"] == rows["option"].iloc[0])]
-    tokens = float(held_out["emitted"].mean())
-    untrained = max([1.0, *(option.speedup.estimate for option in options if option.name in UNTRAINED)])
-    result = []
-    for option in options:
-        if option.name not in UNTRAINED:
-            online = option.name == "kept_learning"
-            seconds = float(facts["online" if online else "offline"]["seconds"])
-            sent = facts["draft_bytes"] * (facts["online"]["updates"] if online else 1)
-            saved = tokens * costs.seconds * (1 / untrained - 1 / option.speedup.estimate)
-            unknown = "" if costs.is_here or saved <= 0 else ELSEWHERE
-            unknown = unknown if option.requests >= ENOUGH else f"not known: fewer than {ENOUGH} requests"
-            requests = seconds / saved if saved > 0 and not unknown else None
-            paid: dict[str, object] = {
-                "update_seconds": seconds,
-                "payback_requests": requests,
-                "payback_unknown": unknown,
-            }
-            paid |= {"recorded_bytes": facts["recorded_bytes"], "sent_bytes": sent}
-            option = option.model_copy(update=paid)
-        result.append(option)
-    return result
-
-
-def under_load(
-    rows: pd.DataFrame,
-    option: Option,
-    costs: BlockCosts,
-    rate: float | None,
-    trace: traces.Arrivals | None,
-    progress: Callable[[str], None] = lambda _: None,
-) -> list[AtLoad]:
-    """The simulated server at and around the given load, for requests drawn from the log: each with its lengths and its acceptance in replay.
-
-    An answer has ``answer_tokens``, which may be more than were recorded; without that column, those that were.
-    With a trace, which has lengths of its own, acceptance is drawn from the log in proportion to its tokens.
+    **Arguments:**
+    - `untrained`: the speed-up of the best option that needs no training, with which it is compared
+    - `tokens`: those of a request
+    - `facts`: what the updates took
     """
-    replayed = _replayed(rows, option)
-    block_lengths = (replayed["emitted"] / replayed["blocks"]).clip(1, option.draft_len + 1)
-    alphas = np.array([alpha_of_length(length, option.draft_len) for length in block_lengths])
-    share = 1 - float(replayed["empty"].sum() / replayed["blocks"].sum())
-    profile = _profile_of(replayed, costs)
-    prompts = replayed["prompt_tokens"].to_numpy(int)
-    outputs = replayed.get("answer_tokens", replayed["emitted"]).to_numpy().astype(int)
-    count = len(replayed)
-    requests = fitting(trace or traces.Arrivals(np.zeros(count), prompts, outputs, {}), profile)
-    rates = [(rate or (trace.rate if trace else 1.0)) * times for times in SHARES]
-
-    def simulate(draft_lens: Sequence[int], seed: int) -> pd.DataFrame:
-        """The speed-up of each draft length (rows) at each rate (columns)."""
-        progress(f"simulating {NAMES[option.name]} under load, {seed + 1} of at most {LOADS}")
-        rng = np.random.default_rng(seed)
-        log = drawn_again(replayed, rng) if seed else np.arange(count)
-        acceptance = replace(from_alpha(alphas[log].tolist()), tokens=outputs[log].astype(float))
-        own = traces.Arrivals(np.zeros(len(log)), prompts[log], outputs[log], {}, np.arange(len(log)))
-        arrivals = requests if trace else traces.poisson(fitting(own, profile), ARRIVALS, 1.0, rng)
-        table = sweep(arrivals, rates, profile, acceptance, Goal(), seed=seed, draft_lens=draft_lens, share=share)
-        return table.pivot_table(index="draft_len", columns="rate", values="speedup")
-
-    # With more requests in a step longer drafts only pay less than at one request.
-    gains = simulate(range(option.draft_len + 1), 0)
-    best = {float(str(at)): int(str(gains[at].idxmax())) for at in gains}
-    repeats = [simulate(sorted({*best.values()}), seed) for seed in range(1, LOADS) if any(best.values())]
-    loads = []
-    for at, length in best.items():
-        draws = [float(table[at].loc[length]) for table in (gains, *repeats)]
-        loads.append(
-            AtLoad(
-                rate=at,
-                draft_len=length,
-                speedup=around_mean(np.array(draws)),
-                by_length={int(str(k)): float(gain) for k, gain in gains[at].items()},
-                left_out=dict(requests.left_out),
-            )
-        )
-    return loads
+    online = option.name == "kept_learning"
+    seconds = float(facts["online" if online else "offline"]["seconds"])
+    saved = tokens * costs.seconds * (1 / untrained - 1 / option.speedup.estimate)
+    unknown = ""
+    if option.requests < ENOUGH:
+        unknown = f"not known: fewer than {ENOUGH} requests"
+    elif saved > 0 and not costs.is_here:
+        unknown = "not known: the update ran on this machine, the requests would run on the profile's"
+    paid: dict[str, object] = {
+        "update_seconds": seconds,
+        "payback_requests": seconds / saved if saved > 0 and not unknown else None,
+        "payback_unknown": unknown,
+        "recorded_bytes": facts["recorded_bytes"],
+        "sent_bytes": facts["draft_bytes"] * (facts["online"]["updates"] if online else 1),
+    }
+    return option.model_copy(update=paid)
 
 
 def _promised_length(replayed: pd.DataFrame) -> Range:
@@ -338,11 +251,14 @@ def decide(
     progress: Callable[[str], None] = lambda _: None,
 ) -> Verdict:
     """The verdict on all options for a log; the sentence names the best one."""
-    held_out = rows[rows["split"] == "eval"].drop_duplicates("request_id")
-    if held_out.empty:
+    every = rows[rows["split"] == "eval"]
+    requests = every.drop_duplicates("request_id")
+    if requests.empty:
         raise UserError("no request was held out", remedy="give a log of at least two usable requests")
     options = [judge(name, rows[rows["option"] == name], costs) for name in NAMES if (rows["option"] == name).any()]
-    options = payback(options, rows, facts, costs)
+    untrained = max([1.0, *(option.speedup.estimate for option in options if option.name in UNTRAINED)])
+    tokens = float(every[every["option"] == rows["option"].iloc[0]]["emitted"].mean())
+    options = [o if o.name in UNTRAINED else payback(o, untrained, tokens, facts, costs) for o in options]
     options = [
         o.model_copy(update={"learning": learning(rows, o, facts["learnt"])}) if o.name == "distilled" else o
         for o in options
@@ -350,11 +266,12 @@ def decide(
     ranked = sorted(options, key=lambda option: -option.speedup.estimate)
     good = [option for option in ranked if option.verdict == "yes"]
     load = {}
-    if (rate or trace) and not too_few(held_out):
+    rate = rate or (trace.rate if trace else None)
+    if rate and not too_few(requests):
         # The simulated server drafts as many tokens in every block.
         fixed_length = [option for option in ranked if not option.threshold]
         load = {option.name: under_load(rows, option, costs, rate, trace, progress) for option in fixed_length[:2]}
-    under, load_sentence = _under_load(*_best_at_load(load)[SHARES.index(1)]) if load else (None, "")
+    load_verdict, load_sentence = outcome_at_load(*best_at_load(load)[SHARES.index(1)]) if load else (None, "")
     if load and cut and not trace:
         load_sentence += f" (answers cut at {cut_at} tokens are as long as in the log, if those are longer; --answer-tokens sets the limit)"
     overall: Outcome = "yes" if good else "no" if all(o.verdict == "no" for o in options) else "not yet known"
@@ -362,14 +279,14 @@ def decide(
     baseline = Baseline(
         option=top.name,
         draft_len=top.draft_len,
-        acceptance_length=_promised_length(_replayed(rows, top)),
+        acceptance_length=_promised_length(held_out(rows, top)),
         alpha=top.alpha,
         threshold=top.threshold,
     )
     return Verdict(
         **judged.model_dump(),
         requests=options[0].requests,
-        conversations=conversations(held_out),
+        conversations=conversations(requests),
         left_out=dict(left_out),
         cut=cut,
         cut_at=cut_at,
@@ -383,7 +300,7 @@ def decide(
         best=top.name if good else None,
         options=options,
         load=load,
-        load_verdict=under,
+        load_verdict=load_verdict,
         load_sentence=load_sentence,
         monitor=baseline if good else None,
     )
@@ -400,26 +317,13 @@ def _sentence(overall: Outcome, top: Option, is_best: bool) -> str:
     return f"Not yet known: {name} {'is the best so far' if is_best else 'may help'} ({top.reason})"
 
 
-def _under_load(name: str, at: AtLoad) -> tuple[Outcome, str]:
-    """The verdict at the given load on the fastest option there, and a sentence."""
-    where, gain = (
-        f"under a load of {per_second(at.rate)}/s",
-        f"{NAMES[name]} makes requests {at.speedup.show()} times as fast",
-    )
-    if not at.draft_len or at.speedup.high < 1:
-        return "no", f"No: {where} requests are fastest without a draft"
-    if at.speedup.low > 1:
-        return "yes", f"Yes: {where} {gain}, with {at.draft_len} drafted at once"
-    return "not yet known", f"Not yet known: {where} {gain}"
-
-
 def lines(verdict: Verdict) -> list[str]:
     """Lines for a terminal: the answer, each option, the answer under load, what was left out, and what was measured."""
     options = [
         f"{NAMES[option.name]} {option.verdict}" + (f" {option.speedup.show()}" if option.requests >= ENOUGH else "")
         for option in verdict.options
     ]
-    load = _best_at_load(verdict.load)
+    load = best_at_load(verdict.load)
     fastest = [
         f"{per_second(at.rate)}/s {f'{NAMES[name]} {at.speedup.show()}' if at.draft_len and at.speedup.estimate > 1 else 'no draft'}"
         for name, at in load
@@ -430,10 +334,3 @@ def lines(verdict: Verdict) -> list[str]:
     where = f"One request at a time, {verdict.measured_on}{temperature}; costs {verdict.costs}{verdict.cut_off}"
     left_out = ", ".join(f"{count} {why}" for why, count in verdict.left_out.items())
     return [verdict.sentence, "; ".join(options), *simulated, *([f"Left out: {left_out}"] if left_out else []), where]
-
-
-def _best_at_load(load: Mapping[str, Sequence[AtLoad]]) -> list[tuple[str, AtLoad]]:
-    """For each rate, the option that gains most."""
-    loads = [(name, at) for name, loads in load.items() for at in loads]
-    by_rate = itertools.groupby(sorted(loads, key=lambda load: load[1].rate), key=lambda load: load[1].rate)
-    return [max(group, key=lambda load: load[1].speedup.estimate) for _, group in by_rate]

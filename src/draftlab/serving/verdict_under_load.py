@@ -1,0 +1,124 @@
+"""The verdict under load: an option in a simulated server that serves many requests at once, and its draft length for each batch."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Int
+
+from draftlab.serving import traces
+from draftlab.serving.acceptance import alpha_of_length, from_alpha
+from draftlab.serving.costs import BlockCosts
+from draftlab.serving.load import CONTEXTS, Goal, best_lengths, fitting, sweep
+from draftlab.serving.profiles import Profile
+from draftlab.serving.speedup import held_out, mean_context, other_costs, range_of_few, resampled
+from draftlab.serving.verdict_format import NAMES, AtLoad, Option, Outcome, per_second
+
+SHARES = (0.25, 0.5, 1.0, 2.0)
+"""The loads to simulate, as multiples of the given load."""
+ARRIVALS = 200
+"""The number of requests of a simulation without a trace."""
+LOADS = 6
+"""The number of simulations of one load, each with other arrivals and requests."""
+
+
+def under_load(
+    rows: pd.DataFrame,
+    option: Option,
+    costs: BlockCosts,
+    rate: float,
+    trace: traces.Arrivals | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> list[AtLoad]:
+    """The simulated server at and around a load of ``rate``, for requests drawn from the log: each with its lengths and its acceptance in replay.
+
+    An answer has ``answer_tokens``, which may be more than were recorded; without that column, those that were.
+    With a trace, which has lengths of its own, acceptance is drawn from the log in proportion to its tokens.
+    """
+    replayed = held_out(rows, option)
+    block_lengths = (replayed["emitted"] / replayed["blocks"]).clip(1, option.draft_len + 1)
+    alphas = np.array([alpha_of_length(length, option.draft_len) for length in block_lengths])
+    share = 1 - float(replayed["empty"].sum() / replayed["blocks"].sum())
+    profile = _profile_of(replayed, costs)
+    prompts = replayed["prompt_tokens"].to_numpy(int)
+    outputs = replayed.get("answer_tokens", replayed["emitted"]).to_numpy().astype(int)
+    every = np.arange(len(replayed))
+    rates = [rate * times for times in SHARES]
+
+    def logged(chosen: Int[np.ndarray, " some"]) -> traces.Arrivals:
+        """The chosen requests of the log that fit the cache, each with its own acceptance, all at once."""
+        seconds, own = np.zeros(len(chosen)), np.arange(len(chosen))
+        return fitting(traces.Arrivals(seconds, prompts[chosen], outputs[chosen], {}, own), profile)
+
+    from_trace = fitting(trace, profile) if trace else None
+
+    def simulate(draft_lens: Sequence[int], seed: int) -> pd.DataFrame:
+        """The speed-up of each draft length (rows) at each rate (columns)."""
+        progress(f"simulating {NAMES[option.name]} under load, {seed + 1} of at most {LOADS}")
+        rng = np.random.default_rng(seed)
+        chosen = resampled(replayed, rng) if seed else every
+        acceptance = replace(from_alpha(alphas[chosen].tolist()), tokens=outputs[chosen].astype(float))
+        arrivals = from_trace or traces.poisson(logged(chosen), ARRIVALS, 1.0, rng)
+        table = sweep(arrivals, rates, profile, acceptance, Goal(), seed=seed, draft_lens=draft_lens, share=share)
+        return table.pivot_table(index="draft_len", columns="rate", values="speedup")
+
+    # With more requests in a step longer drafts only pay less than at one request.
+    gains = simulate(range(option.draft_len + 1), 0)
+    best = {float(str(at)): int(str(gains[at].idxmax())) for at in gains}
+    repeats = [simulate(sorted({*best.values()}), seed) for seed in range(1, LOADS) if any(best.values())]
+    left_out = dict((from_trace or logged(every)).left_out)
+    return [
+        AtLoad(
+            rate=at,
+            draft_len=length,
+            speedup=range_of_few(np.array([float(table[at].loc[length]) for table in (gains, *repeats)])),
+            by_length={int(str(k)): float(gain) for k, gain in gains[at].items()},
+            left_out=left_out,
+        )
+        for at, length in best.items()
+    ]
+
+
+def best_at_load(load: Mapping[str, Sequence[AtLoad]]) -> list[tuple[str, AtLoad]]:
+    """For each rate, the option that gains most."""
+    loads = [(name, at) for name, loads in load.items() for at in loads]
+    by_rate = itertools.groupby(sorted(loads, key=lambda load: load[1].rate), key=lambda load: load[1].rate)
+    return [max(group, key=lambda load: load[1].speedup.estimate) for _, group in by_rate]
+
+
+def outcome_at_load(name: str, at: AtLoad) -> tuple[Outcome, str]:
+    """The verdict at a load on the option that is fastest there, and a sentence."""
+    where = f"under a load of {per_second(at.rate)}/s"
+    gain = f"{NAMES[name]} makes requests {at.speedup.show()} times as fast"
+    if not at.draft_len or at.speedup.high < 1:
+        return "no", f"No: {where} requests are fastest without a draft"
+    if at.speedup.low > 1:
+        return "yes", f"Yes: {where} {gain}, with {at.draft_len} drafted at once"
+    return "not yet known", f"Not yet known: {where} {gain}"
+
+
+def length_by_batch(rows: pd.DataFrame, costs: BlockCosts) -> dict[int, int]:
+    """The draft length that emits most tokens a second by batch (0: none), as ``load.best_lengths``, at the context of these requests."""
+    context = mean_context(rows)
+    nearest = min(CONTEXTS, key=lambda known: abs(known - context))
+    alpha = min(float(rows["accepted"].sum() / rows["visited"].sum()), 1.0)
+    lengths = best_lengths(_profile_of(rows, costs), from_alpha(alpha))
+    lengths = lengths[lengths["context"] == nearest]
+    return {int(batch): int(k) for batch, k in zip(lengths["batch"], lengths["best_draft_len"], strict=True)}
+
+
+def _profile_of(rows: pd.DataFrame, costs: BlockCosts) -> Profile:
+    """The hardware with these requests' draft, which makes every step of a block there, and with what their blocks cost beyond the models' calls.
+
+    Where lookup saves the draft some steps, all of its work is as much cheaper instead.
+    """
+    taken = float(rows["steps"].sum() / (rows["blocks"] * rows["draft_len"]).sum())
+    draft = costs.profile.draft.scaled(taken) if taken and costs.profile.draft else None
+    column = int(rows["draft_len"].iloc[0]) - 1
+    beyond = sum(float(rows[count].sum()) * cost[0, column] for count, cost in other_costs(rows, costs))
+    per_block = 1e3 * costs.seconds * beyond / float(rows["blocks"].sum())
+    return costs.profile.model_copy(update={"draft": draft, "per_block": per_block})
