@@ -83,8 +83,8 @@ def table(folders: Sequence[Path]) -> pd.DataFrame:
         if isinstance(curve, str):
             rows.append({**row, "refused": curve})
         else:
-            estimate, low, high = curve.at(0.95 * len(visited) * per_row)
-            rows.append({**row, "forecast": estimate, "low": low, "high": high, "refused": ""})
+            at = curve.at(0.95 * len(visited) * per_row)
+            rows.append({**row, "forecast": at.estimate, "low": at.low, "high": at.high, "refused": ""})
     return pd.DataFrame(rows)
 
 

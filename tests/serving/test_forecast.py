@@ -21,16 +21,17 @@ def stream(requests: int, start: float, slope: float, seed: int = 0) -> tuple[np
 def test_a_stream_of_the_law_is_continued():
     curve = fit(*stream(240, -1.0, SLOPE))
     assert isinstance(curve, Curve)
-    estimate, low, high = curve.at(1200)
+    at = curve.at(1200)
     expected = 1 / (1 + np.exp(-(-1.0 + SLOPE * np.log1p(1200 / SCALE))))
-    assert estimate == pytest.approx(expected, abs=0.02)
-    assert low < expected < high
-    assert np.diff(curve.at(120)[1:])[0] < np.diff(curve.at(240)[1:])[0] + 1e-3 < high - low
+    assert at.estimate == pytest.approx(expected, abs=0.02)
+    assert at.low < expected < at.high
+    half, whole, beyond = (known.high - known.low for known in (curve.at(120), curve.at(240), at))
+    assert half < whole + 1e-3 < beyond
     rest = curve.enough(0.07)
     assert rest is not None
-    assert curve.at(2 * rest)[0] - curve.at(rest)[0] < 0.07
+    assert curve.at(2 * rest).estimate - curve.at(rest).estimate < 0.07
     assert curve.enough(1e-9) is None
-    assert curve.enough(curve.at(14 * 240)[0] - curve.at(7 * 240)[0]) is None, "7 times as many is too far"
+    assert curve.enough(curve.at(14 * 240).estimate - curve.at(7 * 240).estimate) is None, "7 times as many is too far"
 
 
 def test_short_and_flat_streams_are_refused():
@@ -53,7 +54,7 @@ def test_neighbours_summed_give_the_same_curve():
     summed = fit(*(values.reshape(-1, 10).sum(axis=1) for values in (accepted, visited)), requests_of_row=10)
     assert isinstance(alone, Curve)
     assert isinstance(summed, Curve)
-    assert summed.at(2000)[0] == pytest.approx(alone.at(2000)[0], abs=0.01)
+    assert summed.at(2000).estimate == pytest.approx(alone.at(2000).estimate, abs=0.01)
 
 
 def test_recorded_streams_end_where_their_first_fifth_says():

@@ -128,7 +128,7 @@ def test_a_request_as_large_as_the_cache_drafts_without_being_read_again() -> No
     """150 tokens read and 10 written fill the cache; drafted tokens beyond the last one need no room."""
     served = serve(together(1, 150, 10), machine(kv_tokens=160), k=4)
     assert (served.steps, served.preempted) == (10, 0)
-    assert simulate.fit(together(1, 150, 11), machine(kv_tokens=160)).tolist() == [False]
+    assert simulate.fits_cache(together(1, 150, 11), machine(kv_tokens=160)).tolist() == [False]
     assert_allclose(served.whole, 0.1)
 
 

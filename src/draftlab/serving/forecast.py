@@ -15,6 +15,7 @@ from jaxtyping import Float64
 from scipy.optimize import least_squares
 
 from draftlab.core.stats import ENOUGH
+from draftlab.serving.verdict_format import Range
 
 SCALE, SLOPE, SPREAD, DRIFT = 15.0, 0.48, 0.03, 0.13
 """Requests; the expected ``b`` and its spread; how far a stream leaves its line, in logits per unit of ``log(1 + n / SCALE)``."""
@@ -38,19 +39,19 @@ class Curve:
     fitted: Float64[np.ndarray, 2]
     covariance: Float64[np.ndarray, "2 2"]
 
-    def at(self, requests: float) -> tuple[float, float, float]:
+    def at(self, requests: float) -> Range:
         """The forecast acceptance after ``requests`` requests, and its 95 % interval."""
         place = np.array([1.0, np.log1p(requests / SCALE)])
         drift = DRIFT * max(place[1] - np.log1p(self.seen / SCALE), 0.0)
         margin = 1.96 * np.sqrt(place @ self.covariance @ place + drift**2)
         middle = float(self.fitted @ place)
-        low, estimate, high = (1 / (1 + np.exp(-(middle + m))) for m in (-margin, 0.0, margin))
-        return float(estimate), float(low), float(high)
+        low, estimate, high = (float(1 / (1 + np.exp(-(middle + m)))) for m in (-margin, 0.0, margin))
+        return Range(estimate=estimate, low=low, high=high)
 
     def enough(self, gain: float) -> float | None:
         """The number of requests after which twice as many add less than ``gain``; None if that is beyond the forecast."""
         tried = self.seen * np.geomspace(1, FURTHEST / 2, 100)
-        return next((float(n) for n in tried if self.at(2 * n)[0] - self.at(n)[0] < gain), None)
+        return next((float(n) for n in tried if self.at(2 * n).estimate - self.at(n).estimate < gain), None)
 
 
 def fit(

@@ -20,7 +20,7 @@ from draftlab.files.json_files import write_json
 from draftlab.serving import profiles, records, traces
 from draftlab.serving.acceptance import LONGEST, AcceptanceCurves, from_alpha
 from draftlab.serving.profiles import Profile
-from draftlab.serving.simulate import Served, fit, serve
+from draftlab.serving.simulate import Served, fits_cache, serve
 from draftlab.serving.verdict_format import per_second
 
 if TYPE_CHECKING:
@@ -267,7 +267,7 @@ def run(settings: LoadSettings, out: Path, progress: Callable[[str], None]) -> d
             f"max_tokens {profile.max_tokens}",
             remedy="give a profile with larger ones",
         )
-    arrivals = fitting(_arrivals(settings), profile)
+    arrivals = that_fit(_arrivals(settings), profile)
     most = capacity(arrivals, profile)
     rates = sorted({*settings.rates}) or rates_for(most)
     goal = Goal(settings.goal_first, settings.goal_per_token)
@@ -342,9 +342,9 @@ def _arrivals(settings: LoadSettings) -> traces.Arrivals:
     return traces.poisson(lengths, settings.requests, 1.0, np.random.default_rng(settings.seed), settings.burst)
 
 
-def fitting(arrivals: traces.Arrivals, profile: Profile) -> traces.Arrivals:
+def that_fit(arrivals: traces.Arrivals, profile: Profile) -> traces.Arrivals:
     """The requests that fit the cache; the others are left out, so that the rest still come at the rate of a sweep."""
-    fits = fit(arrivals, profile)
+    fits = fits_cache(arrivals, profile)
     if fits.all() or not fits.any():  # if none fits, serving says so
         return arrivals
     left_out = {**arrivals.left_out, TOO_LARGE: int((~fits).sum())}

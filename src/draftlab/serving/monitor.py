@@ -22,6 +22,7 @@ from draftlab.errors import UserError
 from draftlab.files.json_files import read_object
 from draftlab.serving import records
 from draftlab.serving.records import SpeculationCounts
+from draftlab.serving.verdict_format import Range
 
 WINDOW = 100
 """Requests in a window; a draft is stale if the last window and the one before it are below the promise."""
@@ -111,7 +112,7 @@ class Sums:
             return self.blocks >= BLOCKS and not self.requests < ENOUGH
         return self.records >= ENOUGH and self.blocks > 0
 
-    def length(self) -> tuple[float, float, float]:
+    def length(self) -> Range:
         """``1 + accepted / blocks``, and its 95 % interval: over records from ``sum (a - r b)^2``; few totals count blocks as independent."""
         rate = self.accepted / self.blocks
         if self.few_totals:
@@ -120,7 +121,7 @@ class Sums:
             n = self.records
             residual = self.squares[0] - 2 * rate * self.squares[1] + rate**2 * self.squares[2]
             spread = math.sqrt(max(residual, 0.0) * n / max(n - 1, 1)) / self.blocks
-        return 1 + rate, 1 + rate - Z * spread, 1 + rate + Z * spread
+        return Range(estimate=1 + rate, low=1 + rate - Z * spread, high=1 + rate + Z * spread)
 
 
 def _block_variance(counts: SpeculationCounts) -> float:
@@ -160,7 +161,7 @@ def judge(rows: Iterable[SpeculationCounts | None], promise: Promise) -> Status:
         recent.append((number, counts))
         if window.records == WINDOW:
             since = since if windows_below else begun
-            windows_below = windows_below + 1 if window.length()[2] < promised.low else 0
+            windows_below = windows_below + 1 if window.length().high < promised.low else 0
             if windows_below >= 2:
                 once_stale = f"; requests {since} to {number} were below"
             window = Sums()
@@ -188,13 +189,13 @@ def judge(rows: Iterable[SpeculationCounts | None], promise: Promise) -> Status:
         for place, (_, counts) in enumerate(recent):
             (before if place < WINDOW else last).add(counts)
         where = f" (requests {recent[WINDOW][0]} to {recent[-1][0]} of {number})"
-    middle, low, high = last.length()
-    text = f"{middle:.2f} tokens a step [{low:.2f}, {high:.2f}], promised {promised.low:.2f} to {promised.high:.2f}"
-    text += where + left_out
-    if high < promised.low and before.length()[2] < promised.low:
+    now = last.length()
+    text = f"{now.estimate:.2f} tokens a step [{now.low:.2f}, {now.high:.2f}], "
+    text += f"promised {promised.low:.2f} to {promised.high:.2f}{where}{left_out}"
+    if now.high < promised.low and before.length().high < promised.low:
         begin = f" since request {since if windows_below else recent[0][0]}" if windowed else ""
         return Status("stale", f"stale{begin}: {text}")
-    state = "better" if low > promised.high else "falling" if high < promised.low else "as promised"
+    state = "better" if now.low > promised.high else "falling" if now.high < promised.low else "as promised"
     if once_stale and state != "falling":
         return Status("recovered", f"recovered: {text}{once_stale}")
     return Status(state, f"{state}: {text}")

@@ -58,7 +58,7 @@ MOST_AT_ONCE = 256
 """Steps without an event that are computed together at most."""
 
 
-def fit(arrivals: Arrivals, profile: Profile) -> Bool[np.ndarray, " requests"]:
+def fits_cache(arrivals: Arrivals, profile: Profile) -> Bool[np.ndarray, " requests"]:
     """Whether each request fits the cache alone."""
     return np.asarray(
         -(-(arrivals.prompt + arrivals.output) // profile.kv_block) <= profile.kv_tokens // profile.kv_block
@@ -83,7 +83,7 @@ def serve(
     count = len(arrivals.seconds)
     if not count:
         raise UserError("no requests", remedy="give a trace with at least one request")
-    fits = fit(arrivals, profile)
+    fits = fits_cache(arrivals, profile)
     if not fits.any():
         remedy = f"give shorter requests, or a profile with more kv_tokens than {profile.kv_tokens:,}"
         raise UserError("no request fits the cache", remedy=remedy)

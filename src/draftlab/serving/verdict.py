@@ -183,9 +183,8 @@ def _forecast(rows: pd.DataFrame) -> Forecast:
     if isinstance(curve, str):
         return Forecast(seen=len(rows), refused=curve)
     after = {n: curve.at(n) for n in (times * curve.seen for times in (2, 5, forecast.FURTHEST))}
-    ranges = {n: Range(estimate=alpha, low=low, high=high) for n, (alpha, low, high) in after.items()}
     enough = curve.enough(GAIN)
-    return Forecast(seen=curve.seen, after=ranges, enough=None if enough is None else round(enough))
+    return Forecast(seen=curve.seen, after=after, enough=None if enough is None else round(enough))
 
 
 def learning(rows: pd.DataFrame, distilled: Option, learnt: Mapping[str, int]) -> Learning:

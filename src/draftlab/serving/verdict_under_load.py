@@ -13,7 +13,7 @@ from jaxtyping import Int
 from draftlab.serving import traces
 from draftlab.serving.acceptance import alpha_of_length, from_alpha
 from draftlab.serving.costs import BlockCosts
-from draftlab.serving.load import CONTEXTS, Goal, best_lengths, fitting, sweep
+from draftlab.serving.load import CONTEXTS, Goal, best_lengths, sweep, that_fit
 from draftlab.serving.profiles import Profile
 from draftlab.serving.speedup import held_out, mean_context, other_costs, range_of_few, resampled
 from draftlab.serving.verdict_format import NAMES, AtLoad, Option, Outcome, per_second
@@ -52,9 +52,9 @@ def under_load(
     def logged(chosen: Int[np.ndarray, " some"]) -> traces.Arrivals:
         """The chosen requests of the log that fit the cache, each with its own acceptance, all at once."""
         seconds, own = np.zeros(len(chosen)), np.arange(len(chosen))
-        return fitting(traces.Arrivals(seconds, prompts[chosen], outputs[chosen], {}, own), profile)
+        return that_fit(traces.Arrivals(seconds, prompts[chosen], outputs[chosen], {}, own), profile)
 
-    from_trace = fitting(trace, profile) if trace else None
+    from_trace = that_fit(trace, profile) if trace else None
 
     def simulate(draft_lens: Sequence[int], seed: int) -> pd.DataFrame:
         """The speed-up of each draft length (rows) at each rate (columns)."""
