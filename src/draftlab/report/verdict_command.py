@@ -11,7 +11,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -129,26 +129,13 @@ def judge_run(
 ) -> Verdict:
     """Judge one draft from the tables of a finished run."""
     temperature, cell = settings.temperature, replayed(results, settings.temperature)
-    rows, facts = read_table(cell / "rows.csv"), read_object(cell / "run.json")["runs"][0]
+    facts = read_object(cell / "run.json")["runs"][0]
     answers = {split: _answers(results, split, temperature) for split in ("train", "eval")}
+    rows = _labelled(read_table(cell / "rows.csv"), answers, results)
     if unread := dropped.unread(results):
         left_out = {**left_out, dropped.UNREAD.format("the target"): unread}
-    prompts = _prompts(results, [*answers["train"], *answers["eval"]])
-    requests = pd.MultiIndex.from_tuples(
-        [(split, number) for split, recorded in answers.items() for number in range(len(recorded))]
-    )
-    texts = [next(m["content"] for m in reversed(prompt.messages) if m["role"] == "user") for prompt in prompts]
-    of_rows = pd.MultiIndex.from_frame(rows[["split", "request_id"]])
-    labels = {"language": languages(texts), "conversation": conversation_numbers([p.messages for p in prompts])}
-    tokenizer = load_tokenizer(results / "main/models/target")
-    pairs = zip([*answers["train"], *answers["eval"]], prompts, strict=True)
-    labels["answer_tokens"] = [_answer_tokens(answer, prompt, tokenizer) for answer, prompt in pairs]
-    rows = rows.assign(
-        **{name: pd.Series(values, requests).reindex(of_rows).to_numpy() for name, values in labels.items()}
-    )
-    held_out = rows[rows["split"] == "eval"]
     cut = [len(answer.answer_ids) for answer in answers["eval"] if not answer.finished]
-    context = mean_context(held_out)
+    context = mean_context(rows[rows["split"] == "eval"])
     if settings.hardware:
         weights = facts["parameters"]
         costs = block_costs.from_profile(settings.hardware, context, weights["draft"] / weights["target"])
@@ -177,6 +164,22 @@ def judge_run(
         trace=trace,
         progress=lambda line: print(line, file=sys.stderr),
     )
+
+
+def _labelled(rows: pd.DataFrame, answers: Mapping[str, Sequence[Answer]], results: Path) -> pd.DataFrame:
+    """The rows, each with the language and the conversation of its request, and the length of its answer under load."""
+    every = [answer for split in answers.values() for answer in split]
+    prompts = _prompts(results, every)
+    texts = [next(m["content"] for m in reversed(prompt.messages) if m["role"] == "user") for prompt in prompts]
+    tokenizer = load_tokenizer(results / "main/models/target")
+    labels = {
+        "language": languages(texts),
+        "conversation": conversation_numbers([prompt.messages for prompt in prompts]),
+        "answer_tokens": [_answer_tokens(*pair, tokenizer) for pair in zip(every, prompts, strict=True)],
+    }
+    requests = [(split, number) for split, recorded in answers.items() for number in range(len(recorded))]
+    named = pd.MultiIndex.from_tuples(requests, names=["split", "request_id"])
+    return rows.join(pd.DataFrame(labels, named), on=["split", "request_id"])
 
 
 def _size(folder: Path, name: str) -> int:
@@ -306,8 +309,7 @@ def _name(settings: VerdictSettings, draft: str) -> str:
     parts += [] if settings.answer_tokens is None else [str(settings.answer_tokens)]
     parts += [f"{key}={value}" for key, value in _cuts(settings).items()]
     parts += [f"template={settings.template}"] if settings.template else []
-    digest = hashlib.blake2b("\n".join(parts).encode(), digest_size=3).hexdigest()
-    return f"verdict-{_short(str(settings.traffic))}-{_short(settings.target)}-{digest}"
+    return f"verdict-{_short(settings.traffic)}-{_short(settings.target)}-" + _digest("\n".join(parts))
 
 
 def _asked(settings: VerdictSettings) -> list[str]:
@@ -330,13 +332,16 @@ def _asked(settings: VerdictSettings) -> list[str]:
 
 def _named(given: str | Path | None) -> str | None:
     """A name for a profile or a file: two files may have the same name in different folders."""
-    if given is None or str(given) in profiles.shipped():
-        return None if given is None else str(given)
-    digest = hashlib.blake2b(os.path.abspath(given).encode(), digest_size=3).hexdigest()
-    return f"{_short(str(given))}-{digest}"
+    if given is None:
+        return None
+    return str(given) if str(given) in profiles.shipped() else f"{_short(given)}-{_digest(os.path.abspath(given))}"
 
 
-def _short(path: str) -> str:
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=3).hexdigest()
+
+
+def _short(path: str | Path) -> str:
     return re.sub(r"[^A-Za-z0-9]+", "_", Path(path).stem)[:24].strip("_")
 
 

@@ -18,7 +18,7 @@ from draftlab.models.gguf_import import ORIGINAL
 from draftlab.report import card
 from draftlab.report.page import templates
 from draftlab.serving import engines
-from draftlab.serving.verdict_format import NAMES, Range, Verdict, per_second
+from draftlab.serving.verdict_format import NAMES, Option, Range, Verdict, per_second
 
 NO_DRAFT = Range(estimate=1, low=1, high=1)
 FIGURES = {
@@ -27,6 +27,13 @@ FIGURES = {
     "time": "Acceptance along the log; for a draft distilled on the log, along the held-out requests.",
     "learning": "Acceptance on the held-out requests by the number of requests that the draft was distilled on (dotted lines); beyond them, a forecast.",
 }
+LABELS = {
+    "length": ("tokens drafted at once", "speed-up over no draft"),
+    "load": ("requests a second", "speed-up of a request"),
+    "time": ("share of the log", "acceptance"),
+    "learning": ("requests distilled on", "acceptance"),
+}
+"""What the axes of each figure show: across, and up."""
 
 
 def replayed(results: Path, temperature: float) -> Path:
@@ -40,13 +47,12 @@ def page(judged: Verdict, folder: Path, draft: str, results: Path) -> str:
     figures = [(draw(judged, part), caption) for part, caption in FIGURES.items() if has.get(part, True)]
     data = [("data:image/svg+xml;base64," + base64.b64encode(svg).decode(), caption) for svg, caption in figures]
     template = templates().get_template("verdict.html.j2")
-    next_commands = commands(judged, folder, draft, results)
     return template.render(
         v=judged,
         names=NAMES,
         enough=ENOUGH,
         figures=data,
-        commands=next_commands,
+        commands=commands(judged, folder, draft, results),
         version=__version__,
         per_second=per_second,
     )
@@ -112,27 +118,16 @@ def draw(judged: Verdict, part: str) -> bytes:
     drawn = Figure(figsize=(6, 3.6), layout="constrained")
     axes = drawn.subplots()
     for number, option in enumerate(judged.options):
-        if part == "length":
-            best = (option.proposal, option.threshold)
-            lengths = {at.draft_len: at.speedup for at in option.by_length if (at.proposal, at.threshold) == best}
-            points = [(0.0, NO_DRAFT), *sorted(lengths.items())]
-            axes.set(xlabel="tokens drafted at once", ylabel="speed-up over no draft")
-        elif part == "time":
-            points = [((i + 0.5) / len(option.over_time), at) for i, at in enumerate(option.over_time)]
-            axes.set(xlabel="share of the log", ylabel="acceptance")
-        elif part == "learning":
-            points = [(float(n), at) for n, at in option.learning.points.items()] if option.learning else []
+        if part == "learning":
             for n in option.learning.alpha if option.learning else []:
                 axes.axvline(n, color="0.4", lw=0.8, ls=":")
-            axes.set(xlabel="requests distilled on", ylabel="acceptance")
-        else:
-            points = [(at.rate, at.speedup) for at in judged.load.get(option.name, [])]
-            axes.set(xlabel="requests a second", ylabel="speed-up of a request")
-        if points:
+        if points := _points(judged, option, part):
             x = [value for value, _ in points]
             axes.plot(x, [at.estimate for _, at in points], f"C{number}o-", ms=3, label=NAMES[option.name])
             band = [at.low for _, at in points], [at.high for _, at in points]
             axes.fill_between(x, *band, color=f"C{number}", alpha=0.18, lw=0)
+    across, up = LABELS[part]
+    axes.set(xlabel=across, ylabel=up)
     axes.set_ylim(bottom=0)
     if part in ("length", "load"):
         axes.axhline(1, color="0.4", lw=0.8)
@@ -140,3 +135,16 @@ def draw(judged: Verdict, part: str) -> bytes:
     out = io.BytesIO()
     drawn.savefig(out, format="svg", metadata={"Date": None})
     return out.getvalue()
+
+
+def _points(judged: Verdict, option: Option, part: str) -> list[tuple[float, Range]]:
+    """The line of an option in one of ``FIGURES``; no point if it has none there."""
+    if part == "length":
+        best = (option.proposal, option.threshold)
+        lengths = {at.draft_len: at.speedup for at in option.by_length if (at.proposal, at.threshold) == best}
+        return [(0.0, NO_DRAFT), *sorted(lengths.items())]
+    if part == "time":
+        return [((i + 0.5) / len(option.over_time), at) for i, at in enumerate(option.over_time)]
+    if part == "learning":
+        return [(float(n), at) for n, at in option.learning.points.items()] if option.learning else []
+    return [(at.rate, at.speedup) for at in judged.load.get(option.name, [])]
