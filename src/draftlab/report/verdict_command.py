@@ -91,32 +91,37 @@ def run(settings: VerdictSettings, out: Path | None) -> list[tuple[Path, Verdict
     if settings.hardware:
         profiles.load(settings.hardware)  # a wrong name is said before hours of work
     _check_sampling(settings)
-    log = check.check(settings.traffic)
-    if not log.usable:
-        reasons = ", ".join(f"{n} {why}" for why, n in log.rejected.items())
-        what = f"usable requests: {log.kept - log.duplicates} of {log.read}" + (f"; {reasons}" if reasons else "")
-        raise UserError(what, file=settings.traffic, remedy="see draftlab data check FILE")
-    distinct = log.kept - log.duplicates
-    left_out = dict(log.rejected) | ({"duplicates": log.duplicates} if log.duplicates else {})
+    distinct, left_out = _usable(settings.traffic)
     verdicts: list[tuple[Path, Verdict | None]] = []
     for draft in settings.draft or ("",):
         name = _name(settings, draft)
         digest = name.rpartition("-")[2]  # two drafts may have the same short name
         folder = (out or Path("results") / name) / (f"{_short(draft)}-{digest}" if len(settings.draft) > 1 else "")
         folder = folder.joinpath(*_asked(settings))  # beside the verdict without these settings
+        judged = None
         if distinct < LEAST:
             without = "".join(f"; left out: {count} {why}" for why, count in left_out.items())
             what = f"{distinct} usable requests, but {LEAST} are needed: half of them are held out{without}"
             print(what, file=sys.stderr)
-            verdicts.append((folder, None))
-            continue
-        results = _run_workflow(settings, draft, name, out or Path())
-        judged = judge_run(results, settings, draft, left_out, rate, trace)
-        write_text(folder / "verdict.json", judged.model_dump_json(indent=1) + "\n")
-        write_text(folder / "verdict.html", page(judged, folder, draft, results))
-        card.write(judged, draft, replayed(results, settings.temperature))
+        else:
+            results = _run_workflow(settings, draft, name, out or Path())
+            judged = judge_run(results, settings, draft, left_out, rate, trace)
+            write_text(folder / "verdict.json", judged.model_dump_json(indent=1) + "\n")
+            write_text(folder / "verdict.html", page(judged, folder, draft, results))
+            card.write(judged, draft, replayed(results, settings.temperature))
         verdicts.append((folder, judged))
     return verdicts
+
+
+def _usable(traffic: Path) -> tuple[int, dict[str, int]]:
+    """How many different requests of a log are usable, and how many are left out, by reason."""
+    log = check.check(traffic)
+    distinct = log.kept - log.duplicates
+    if not log.usable:
+        reasons = ", ".join(f"{n} {why}" for why, n in log.rejected.items())
+        what = f"usable requests: {distinct} of {log.read}" + (f"; {reasons}" if reasons else "")
+        raise UserError(what, file=traffic, remedy="see draftlab data check FILE")
+    return distinct, dict(log.rejected) | ({"duplicates": log.duplicates} if log.duplicates else {})
 
 
 def judge_run(
@@ -220,6 +225,27 @@ def lines(verdicts: Sequence[tuple[Path, Verdict | None]]) -> list[str]:
 def _run_workflow(settings: VerdictSettings, draft: str, name: str, folder: Path) -> Path:
     """Run the workflow below ``folder`` up to the tables; a later call with the same files continues where this one stopped."""
     results = Path("results") / name
+    config = _config(settings, draft, name, folder)
+    run_of(config)  # a wrong model or scale is one line, not Snakemake's error
+    wanted = [replayed(results, settings.temperature) / "rows.csv"]
+    wanted += [] if settings.hardware else [results / "traffic_cost.csv"]
+    command: list[object] = [sys.executable, "-m", "snakemake", "--snakefile", ROOT / "Snakefile"]
+    command += ["--directory", folder, "--workflow-profile", ROOT / "profiles/default", "--nolock"]
+    command += ["--cores", settings.cores or "all"]
+    command += ["--config", *config, "--", *wanted]
+    folder.mkdir(parents=True, exist_ok=True)
+    # The workflow's rules call draftlab.
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
+    with alone(folder / results):
+        done = subprocess.run([str(part) for part in command], stdout=sys.stderr, stderr=sys.stderr, env=environment)
+    if done.returncode:
+        remedy = "see the message above; the same command resumes"
+        raise UserError("the workflow stopped", file=folder / results / "logs", remedy=remedy)
+    return folder / results
+
+
+def _config(settings: VerdictSettings, draft: str, name: str, folder: Path) -> list[str]:
+    """What the workflow gets after ``--config``; a temperature that its experiment does not have is written into a file beside its results."""
     config = {
         "scale": settings.scale,
         "dataset": os.path.abspath(settings.traffic),
@@ -233,28 +259,12 @@ def _run_workflow(settings: VerdictSettings, draft: str, name: str, folder: Path
     answers |= {"engine": "openai", "url": settings.server} if settings.server else {}
     answers |= _cuts(settings)
     config |= {"answers": json.dumps(answers)} if answers else {}
-    if settings.temperature not in (0, 1):  # which the experiment has by itself
-        sizes = (folder / results).with_name(f"{name}.temperature_{in_full(settings.temperature)}.yaml")
+    if settings.temperature not in (0, 1):
+        sizes = folder / "results" / f"{name}.temperature_{in_full(settings.temperature)}.yaml"
         axes = {"temperature": [settings.temperature]}
         write_text(sizes, yaml.safe_dump({"experiments": {"traffic_verdict": {"axes": axes}}}))
         config |= {"sizes": os.path.abspath(sizes)}
-    given = [f"{key}={value}" for key, value in config.items()]
-    run_of(given)  # a wrong model or scale is one line, not Snakemake's error
-    wanted = [replayed(results, settings.temperature) / "rows.csv"]
-    wanted += [] if settings.hardware else [results / "traffic_cost.csv"]
-    command: list[object] = [sys.executable, "-m", "snakemake", "--snakefile", ROOT / "Snakefile"]
-    command += ["--directory", folder, "--workflow-profile", ROOT / "profiles/default", "--nolock"]
-    command += ["--cores", settings.cores or "all"]
-    command += ["--config", *given, "--", *wanted]
-    folder.mkdir(parents=True, exist_ok=True)
-    # The workflow's rules call draftlab.
-    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
-    with alone(folder / results):
-        done = subprocess.run([str(part) for part in command], stdout=sys.stderr, stderr=sys.stderr, env=environment)
-    if done.returncode:
-        remedy = "see the message above; the same command resumes"
-        raise UserError("the workflow stopped", file=folder / results / "logs", remedy=remedy)
-    return folder / results
+    return [f"{key}={value}" for key, value in config.items()]
 
 
 def _check_sampling(settings: VerdictSettings) -> None:
