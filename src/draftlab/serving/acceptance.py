@@ -12,6 +12,7 @@ from draftlab.core.theory import expected_block_length
 from draftlab.errors import UserError
 
 LONGEST = 32
+"""Acceptance is tabulated for blocks of up to so many drafted tokens."""
 
 
 @dataclass(frozen=True)

@@ -158,16 +158,13 @@ def sglang(pair: Deployment) -> EngineFile:
         "--speculative-eagle-topk": 1,
         "--speculative-num-draft-tokens": pair.draft_len + 1,
     }
-    command = _command(["python", "-m", "sglang.launch_server", "--model-path", pair.target, METRICS["sglang"]], flags)
+    launch = ["python", "-m", "sglang.launch_server", "--model-path", pair.target, METRICS["sglang"]]
+    command = shlex.join(_with_flags(launch, flags))
     notes = [ONE_LENGTH] * pair.changes_length + [ARGMAX] * pair.sampled
     return EngineFile("sglang.sh", SGLANG, f"{command}\n", command, "; ".join(notes))
 
 
-def _command(words: Sequence[str], flags: Mapping[str, object]) -> str:
-    return shlex.join(_words(words, flags))
-
-
-def _words(words: Sequence[str], flags: Mapping[str, object]) -> list[str]:
+def _with_flags(words: Sequence[str], flags: Mapping[str, object]) -> list[str]:
     return [*words, *(str(word) for flag in flags.items() for word in flag)]
 
 
@@ -203,7 +200,7 @@ def _llama_server(file: str, pair: Deployment, options: Mapping[str, object], no
     flags |= {"--spec-draft-n-max": pair.draft_len, **options}
     if pair.lookup:  # the first that drafts something is used
         flags |= {"--spec-type": f"{LOOKUP},draft-simple", **llama_cpp_lookup(pair.draft_len)}
-    command = _command(["llama-server", METRICS["llama.cpp"]], flags)
+    command = shlex.join(_with_flags(["llama-server", METRICS["llama.cpp"]], flags))
     version = "b11368 (PR #27694)" if SAMPLES in flags else "PR #24850"
     return EngineFile(file, f"llama.cpp since {version}", f"{command}\n", command, note)
 
@@ -218,7 +215,7 @@ def lookup_command(target: str, draft_len: int) -> list[str]:
     """The command that serves a target with prompt lookup alone: llama.cpp's for a GGUF file, else vLLM's."""
     if is_gguf(target):
         flags: dict[str, object] = {"--model": target, "--spec-type": LOOKUP, **llama_cpp_lookup(draft_len)}
-        return _words(["llama-server", METRICS["llama.cpp"]], flags)
+        return _with_flags(["llama-server", METRICS["llama.cpp"]], flags)
     ngram = {"method": "ngram", "num_speculative_tokens": draft_len}
     ngram |= {"prompt_lookup_max": NGRAM, "prompt_lookup_min": NGRAM}
     return ["vllm", "serve", target, "--speculative-config", json.dumps(ngram)]
@@ -288,17 +285,13 @@ def tensorrt(meaning: Meaning, pair: Deployment) -> EngineFile:
     }
     if pair.ranges:
         config["draft_len_schedule"] = tensorrt_schedule(pair.ranges, pair.draft_len, meaning)
-    (version, keys), file = TENSORRT[meaning], f"tensorrt_llm_{meaning}.yaml"
+    version, keys = TENSORRT[meaning]
+    file = f"tensorrt_llm_{meaning}.yaml"
     samples = f"{ARGMAX}, unless a version with PR #15775 is given use_rejection_sampling: true"
     notes = [keys] * bool(pair.ranges) + [samples] * pair.sampled
     command = f"trtllm-serve {shlex.quote(pair.target)} --extra_llm_api_options {file}"
-    return EngineFile(
-        file,
-        version,
-        yaml.safe_dump({"speculative_config": config}, sort_keys=False),
-        command,
-        "; ".join(notes),
-    )
+    text = yaml.safe_dump({"speculative_config": config}, sort_keys=False)
+    return EngineFile(file, version, text, command, "; ".join(notes))
 
 
 def transformers(pair: Deployment) -> EngineFile:

@@ -252,15 +252,8 @@ def run(settings: LoadSettings, out: Path, progress: Callable[[str], None]) -> d
         raise UserError(f"--out is {str(out)!r}, a folder", remedy="give the path of the files without a suffix")
     profile = _profile(settings)
     acceptance = _acceptance(settings)
-    draft_lens = settings.draft_lens
-    if not draft_lens or min(draft_lens) < 0 or max(draft_lens) > LONGEST:
-        raise UserError(f"--draft-lens is {list(draft_lens)}", remedy=f"give one length or more, from 0 to {LONGEST}")
-    if not (settings.goal_first > 0 and settings.goal_per_token > 0):  # NaN is neither
-        what = f"--goal-first is {settings.goal_first} s and --goal-per-token {settings.goal_per_token} s"
-        raise UserError(what, remedy="give more than 0 s")
-    if settings.seed < 0:
-        raise UserError(f"--seed is {settings.seed}", remedy="give 0 or more")
-    lengths = best_lengths(profile, acceptance, draft_lens)
+    _check_numbers(settings)
+    lengths = best_lengths(profile, acceptance, settings.draft_lens)
     if lengths.empty:
         raise UserError(
             f"not even one request with {min(CONTEXTS)} tokens fits {profile.name}: kv_tokens {profile.kv_tokens}, "
@@ -271,7 +264,7 @@ def run(settings: LoadSettings, out: Path, progress: Callable[[str], None]) -> d
     most = capacity(arrivals, profile)
     rates = sorted({*settings.rates}) or rates_for(most)
     goal = Goal(settings.goal_first, settings.goal_per_token)
-    seed = settings.seed
+    seed, draft_lens = settings.seed, settings.draft_lens
     table = sweep(arrivals, rates, profile, acceptance, goal, seed=seed, draft_lens=draft_lens, progress=progress)
     facts = {
         "profile": profile.name,
@@ -292,7 +285,19 @@ def run(settings: LoadSettings, out: Path, progress: Callable[[str], None]) -> d
     return result
 
 
+def _check_numbers(settings: LoadSettings) -> None:
+    lengths = settings.draft_lens
+    if not lengths or min(lengths) < 0 or max(lengths) > LONGEST:
+        raise UserError(f"--draft-lens is {list(lengths)}", remedy=f"give one length or more, from 0 to {LONGEST}")
+    if not (settings.goal_first > 0 and settings.goal_per_token > 0):  # NaN is neither
+        what = f"--goal-first is {settings.goal_first} s and --goal-per-token {settings.goal_per_token} s"
+        raise UserError(what, remedy="give more than 0 s")
+    if settings.seed < 0:
+        raise UserError(f"--seed is {settings.seed}", remedy="give 0 or more")
+
+
 def _profile(settings: LoadSettings) -> Profile:
+    """The costs of the target, and of the draft that the settings name."""
     profile = profiles.load(settings.profile)
     if settings.draft_profile is not None and settings.draft_ratio is not None:
         raise UserError("two costs of the draft", remedy="give either --draft-ratio or --draft-profile")

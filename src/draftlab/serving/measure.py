@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from jaxtyping import Float64
@@ -14,6 +15,9 @@ from numpy.typing import ArrayLike
 from draftlab.core.settings import Device, Flat
 from draftlab.errors import UserError
 from draftlab.serving.profiles import Attention, Costs, Profile, save
+
+if TYPE_CHECKING:
+    from draftlab.models.backend import LatencyBackend
 
 CONTEXTS, BATCHES, TOKENS, PROMPT = (64, 512), (1, 4), (1, 2, 4, 8), 256
 Times = list[tuple[int, int, float]]
@@ -81,7 +85,6 @@ def measure(settings: ProfileSettings) -> Profile:
     after = max(TOKENS) + 1  # what a sequence reads after its context
     length, sequences = max(CONTEXTS) + after, max(BATCHES)
     drafts = [settings.draft] if settings.draft is not None else []
-    rng = np.random.default_rng(settings.seed)
     with open_pair(
         settings.target, *drafts, settings=Engine.model_validate(engine), context_length=length, sequences=sequences
     ) as models:
@@ -91,24 +94,7 @@ def measure(settings: ProfileSettings) -> Profile:
             what, remedy = f"a context of {room + after} tokens", f"use models that hold {PROMPT + after} or more"
             raise UserError(what, file=settings.target, remedy=remedy)
         per_block = 1e3 * around_calls(models[0], PROMPT // 2, settings.seed)["loop_seconds"]
-        times: list[Times] = [[] for _ in models]
-        clock = models[0].clock()
-        grid = [(batch, context) for batch in BATCHES for context in (min(each, room) for each in CONTEXTS)]
-        for block in range(-1, settings.blocks):  # the first warms up
-            print("warming up" if block < 0 else f"block {block + 1} of {settings.blocks}", file=sys.stderr)
-            for batch, context in rng.permutation(grid).tolist():
-                for model, rows in zip(models, times, strict=True):
-                    started = clock()
-                    model.fill(1, PROMPT)
-                    new = [(PROMPT, 0, 1e3 * (clock() - started))]
-                    model.fill(batch, context)
-                    for tokens in rng.permutation(TOKENS).tolist():
-                        started = clock()
-                        model.probe(tokens)
-                        new.append((batch * tokens, batch * context, 1e3 * (clock() - started)))
-                    if block >= 0:
-                        rows += new
-    costs = [fit(rows) for rows in times]
+        costs = [fit(times) for times in _times(models, room, settings)]
     hardware, software = _names(settings, described, machine())
     return Profile(
         name=settings.name,
@@ -124,6 +110,29 @@ def measure(settings: ProfileSettings) -> Profile:
         max_sequences=settings.max_sequences,
         max_tokens=512,
     )
+
+
+def _times(models: Sequence[LatencyBackend], room: int, settings: ProfileSettings) -> list[Times]:
+    """The times of steps of each model, at contexts of at most ``room`` tokens."""
+    rng = np.random.default_rng(settings.seed)
+    times: list[Times] = [[] for _ in models]
+    clock = models[0].clock()
+    grid = [(batch, context) for batch in BATCHES for context in (min(each, room) for each in CONTEXTS)]
+    for block in range(-1, settings.blocks):  # the first warms up
+        print("warming up" if block < 0 else f"block {block + 1} of {settings.blocks}", file=sys.stderr)
+        for batch, context in rng.permutation(grid).tolist():
+            for model, rows in zip(models, times, strict=True):
+                started = clock()
+                model.fill(1, PROMPT)
+                new = [(PROMPT, 0, 1e3 * (clock() - started))]
+                model.fill(batch, context)
+                for tokens in rng.permutation(TOKENS).tolist():
+                    started = clock()
+                    model.probe(tokens)
+                    new.append((batch * tokens, batch * context, 1e3 * (clock() - started)))
+                if block >= 0:
+                    rows += new
+    return times
 
 
 def _names(settings: ProfileSettings, described: dict[str, Any], here: dict[str, Any]) -> tuple[str, str]:
