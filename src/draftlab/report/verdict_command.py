@@ -97,7 +97,7 @@ def run(settings: VerdictSettings, out: Path | None) -> list[tuple[Path, Verdict
         name = _name(settings, draft)
         digest = name.rpartition("-")[2]  # two drafts may have the same short name
         folder = (out or Path("results") / name) / (f"{_short(draft)}-{digest}" if len(settings.draft) > 1 else "")
-        folder = folder.joinpath(*_asked(settings))  # beside the verdict without these settings
+        folder = folder.joinpath(*_setting_folders(settings))  # beside the verdict without these settings
         judged = None
         if distinct < LEAST:
             without = "".join(f"; left out: {count} {why}" for why, count in left_out.items())
@@ -322,8 +322,8 @@ def _name(settings: VerdictSettings, draft: str) -> str:
     return f"verdict-{_short(settings.traffic)}-{_short(settings.target)}-" + _digest("\n".join(parts))
 
 
-def _asked(settings: VerdictSettings) -> list[str]:
-    """The folders of a verdict by its settings, one in the other, so that it replaces none of other settings; none for what is left out."""
+def _setting_folders(settings: VerdictSettings) -> list[str]:
+    """The nested folders of a verdict, one for each setting that is given: a verdict with other settings does not replace it."""
     rate = _rate(settings.load)
     named = {
         "temperature": in_full(settings.temperature) if settings.temperature else None,

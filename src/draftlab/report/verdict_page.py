@@ -89,12 +89,12 @@ def commands(judged: Verdict, folder: Path, draft: str, results: Path) -> list[s
         export = ["draftlab", "gguf", "export", "--model", served, "--vocabulary-of", target]
         served = str(folder / "draft.gguf")
         steps.append([*export, "--out", served])
-    settle = ["draftlab", "emit", *(["llama-cpp", "--lookup"] if looks_up else [])]
-    settle += ["--draft-len", str(promise.draft_len), "--target", target, "--draft", served]
-    settle += ["--out", str(folder / "engines")]
-    settle += ["--confidence", f"{promise.threshold:g}"] if promise.threshold else []
-    settle += ["--greedy"] if judged.temperature and option.proposal == "greedy" else []
-    return _joined([*steps, settle], target, folder)
+    emit = ["draftlab", "emit", *(["llama-cpp", "--lookup"] if looks_up else [])]
+    emit += ["--draft-len", str(promise.draft_len), "--target", target, "--draft", served]
+    emit += ["--out", str(folder / "engines")]
+    emit += ["--confidence", f"{promise.threshold:g}"] if promise.threshold else []
+    emit += ["--greedy"] if judged.temperature and option.proposal == "greedy" else []
+    return _joined([*steps, emit], target, folder)
 
 
 def _to_serve(model: str, copy: Path) -> str:

@@ -19,8 +19,8 @@ LONGEST = 32
 class AcceptanceCurves:
     """``survival[i, j]``: how likely request class i accepts at least j + 1 drafted tokens; a request belongs to one class.
 
-    ``tokens``: how much each class wrote, in any unit. It was measured on so many ``requests`` (0: not measured, or unknown), up to ``recorded``
-    tokens (0: not measured); the rest is extrapolated.
+    ``tokens``: how much each class wrote, in any unit. ``requests``: how many it was measured on (0: not measured, or unknown). ``recorded``: up
+    to how many drafted tokens it was measured (0: not at all); the rest is extrapolated.
     """
 
     survival: Float64[np.ndarray, "classes length"]

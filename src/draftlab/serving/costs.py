@@ -25,9 +25,11 @@ class BlockCosts:
     * ``step``: a draft step in blocks of 1, 2, ... drafted tokens. Short blocks pay more, because the first step of a block finds the
       processor's caches full of the target.
     * ``verify``: one call of the target that reads 1, 2, ... tokens.
-    * ``catch_up``: what a block costs more after one that was accepted whole, whose last token the draft has yet to read.
-    * ``change``: what a call costs more that reads another number of tokens than the one before, as the engine builds its graph again.
+    * ``catch_up``: the extra cost of a block after one that was accepted whole: the draft has yet to read that block's last token.
+    * ``change``: the extra cost of a call that reads another number of tokens than the call before: the engine builds its graph again.
     * ``loop``: the part of a block in which no model runs. ``lookup``: finding tokens in the text so far.
+
+    ``source`` says in words where they come from, ``profile`` is what the simulator of a load uses.
     """
 
     step: Float64[np.ndarray, "draws lengths"]

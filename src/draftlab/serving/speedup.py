@@ -59,7 +59,7 @@ def conversations(rows: pd.DataFrame) -> int:
 
 
 def resampled(rows: pd.DataFrame, rng: np.random.Generator) -> Int64[np.ndarray, " drawn"]:
-    """The places of the requests of as many conversations as ``rows`` has, drawn with replacement."""
+    """Which requests a resample has, by their places in ``rows``: those of as many conversations, drawn with replacement."""
     unit = _conversation(rows)
     units = int(unit.max()) + 1
     return np.concatenate([np.flatnonzero(unit == drawn) for drawn in rng.choice(units, units)])

@@ -30,11 +30,11 @@ from draftlab.serving.speedup import (
 from draftlab.serving.verdict_format import (
     NAMES,
     AtLength,
-    Baseline,
     Ceiling,
     Forecast,
     Judged,
     Learning,
+    MonitorPromise,
     Option,
     Outcome,
     Part,
@@ -249,7 +249,18 @@ def decide(
     trace: traces.Arrivals | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Verdict:
-    """The verdict on all options for a log; the sentence names the best one."""
+    """The verdict on all options for a log; the sentence names the best one.
+
+    **Arguments:**
+    - `rows`: the table of the stage `replay_log`, if known with a `language`, a `conversation` and `answer_tokens` for each request
+    - `facts`: what that stage says of its run, with `recorded_bytes` and `draft_bytes`
+    - `judged`: the log, the models and the sampling
+    - `left_out`: how many requests of the log were not used, by reason
+    - `cut`, `cut_at`: how many held-out answers reached the limit, and how many tokens that is
+    - `rate`, `trace`: the load, in requests a second, and when requests arrive; without both, there is no verdict under load
+
+    **Raises:** `UserError` if no request was held out.
+    """
     every = rows[rows["split"] == "eval"]
     requests = every.drop_duplicates("request_id")
     if requests.empty:
@@ -275,7 +286,7 @@ def decide(
         load_sentence += f" (answers cut at {cut_at} tokens are as long as in the log, if those are longer; --answer-tokens sets the limit)"
     overall: Outcome = "yes" if good else "no" if all(o.verdict == "no" for o in options) else "not yet known"
     top = next(option for option in ranked if option.verdict == overall)
-    baseline = Baseline(
+    promise = MonitorPromise(
         option=top.name,
         draft_len=top.draft_len,
         acceptance_length=_promised_length(held_out(rows, top)),
@@ -301,7 +312,7 @@ def decide(
         load=load,
         load_verdict=load_verdict,
         load_sentence=load_sentence,
-        monitor=baseline if good else None,
+        monitor=promise if good else None,
     )
 
 
@@ -323,10 +334,10 @@ def lines(verdict: Verdict) -> list[str]:
         for option in verdict.options
     ]
     load = best_at_load(verdict.load)
-    fastest = [
-        f"{per_second(at.rate)}/s {f'{NAMES[name]} {at.speedup.show()}' if at.draft_len and at.speedup.estimate > 1 else 'no draft'}"
-        for name, at in load
-    ]
+    fastest = []
+    for name, at in load:
+        gains = at.draft_len and at.speedup.estimate > 1
+        fastest.append(f"{per_second(at.rate)}/s " + (f"{NAMES[name]} {at.speedup.show()}" if gains else "no draft"))
     fastest += [f"left out: {count} {why}" for _, at in load[:1] for why, count in at.left_out.items()]
     simulated = [verdict.load_sentence, "Fastest under load: " + "; ".join(fastest)] if load else []
     temperature = f" at {verdict.sampled}" if verdict.temperature else ""

@@ -182,8 +182,8 @@ class AtLoad(_Record):
     left_out: dict[str, int] = {}
 
 
-class Baseline(_Record):
-    """What ``draftlab monitor`` compares production with; ``acceptance_length`` leaves out blocks for which nothing was drafted."""
+class MonitorPromise(_Record):
+    """What ``draftlab monitor`` reads as its ``Promise``; ``acceptance_length`` leaves out blocks for which nothing was drafted."""
 
     option: str
     draft_len: int
@@ -237,7 +237,7 @@ class Verdict(Judged):
     load: dict[str, list[AtLoad]]
     load_verdict: Outcome | None = None
     load_sentence: str = ""
-    monitor: Baseline | None
+    monitor: MonitorPromise | None
 
     @property
     def measured_on(self) -> str:
