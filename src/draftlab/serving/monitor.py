@@ -151,10 +151,7 @@ def judge(rows: Iterable[SpeculationCounts | None], promise: Promise) -> Status:
         if counts is None or not counts.drafts > 0:
             silent += 1
             continue
-        if counts.engine == "llama.cpp" and counts.requests == 1 and (promise.threshold or promise.option == "lookup"):
-            raise UserError(
-                "llama.cpp's timings do not tell in how many steps nothing was drafted", remedy="monitor its /metrics"
-            )
+        _check_counts_blocks(counts, promise)
         begun = begun if window.records else number
         everything.add(counts)
         window.add(counts)
@@ -174,13 +171,7 @@ def judge(rows: Iterable[SpeculationCounts | None], promise: Promise) -> Status:
             f"not yet known: {requests}{everything.blocks:g} blocks "
             f"({ENOUGH} requests are needed, or {BLOCKS} blocks of counters){left_out}",
         )
-    drafted = everything.drafted / everything.blocks
-    is_fixed = not promise.threshold and not promise.option.startswith("lookup")
-    if is_fixed and not 0.75 <= drafted / promise.draft_len <= 1.05 and not math.isnan(drafted):
-        raise UserError(
-            f"production drafts {drafted:.2f} tokens a block, but the verdict is for {promise.draft_len}",
-            remedy="serve with the verdict's length, or ask for a verdict at this length",
-        )
+    _check_draft_len(everything, promise)
     windowed = everything.records >= 2 * WINDOW
     before, last = everything, everything
     where = "" if math.isnan(everything.requests) else f" ({everything.requests:g} requests)"
@@ -199,6 +190,25 @@ def judge(rows: Iterable[SpeculationCounts | None], promise: Promise) -> Status:
     if once_stale and state != "falling":
         return Status("recovered", f"recovered: {text}{once_stale}")
     return Status(state, f"{state}: {text}")
+
+
+def _check_counts_blocks(counts: SpeculationCounts, promise: Promise) -> None:
+    """Refuse records that do not count the blocks of the promise, those with drafted tokens, apart from the others."""
+    if counts.engine == "llama.cpp" and counts.requests == 1 and (promise.threshold or promise.option == "lookup"):
+        raise UserError(
+            "llama.cpp's timings do not tell in how many steps nothing was drafted", remedy="monitor its /metrics"
+        )
+
+
+def _check_draft_len(everything: Sums, promise: Promise) -> None:
+    """Refuse records of another draft length than the promise's; where blocks may end early, they say nothing about it."""
+    drafted = everything.drafted / everything.blocks
+    is_fixed = not promise.threshold and not promise.option.startswith("lookup")
+    if is_fixed and not 0.75 <= drafted / promise.draft_len <= 1.05 and not math.isnan(drafted):
+        raise UserError(
+            f"production drafts {drafted:.2f} tokens a block, but the verdict is for {promise.draft_len}",
+            remedy="serve with the verdict's length, or ask for a verdict at this length",
+        )
 
 
 def watch(source: str, seconds: float) -> Iterator[SpeculationCounts | None]:
