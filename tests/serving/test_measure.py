@@ -12,7 +12,7 @@ from draftlab.errors import UserError
 from draftlab.latency import cost
 from draftlab.latency.self_check import write_toy
 from draftlab.models.gguf import export
-from draftlab.serving import load, measure, profiles
+from draftlab.serving import measure, profiles, sweep
 from draftlab.serving.acceptance import from_alpha
 
 
@@ -39,7 +39,7 @@ def test_a_pair_is_measured_and_simulated(tmp_path: Path, monkeypatch: pytest.Mo
     assert again.draft is not None
     assert 0 < again.per_block < again.target.tokens[256]
     assert again.draft.tokens[256] < again.target.tokens[256]
-    assert set(load.best_lengths(again, from_alpha(0.9), [0, 2])["best_draft_len"]) <= {0, 2}
+    assert set(sweep.best_lengths(again, from_alpha(0.9), [0, 2])["best_draft_len"]) <= {0, 2}
 
 
 def test_a_gguf_file_is_measured_as_it_is(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from benchmarks import load_validate as validate
 from benchmarks import profiles as derived
 from draftlab.core.theory import expected_block_length
 from draftlab.errors import UserError
-from draftlab.serving import load, profiles, simulate, traces
+from draftlab.serving import load, profiles, simulate, sweep, traces
 from draftlab.serving.acceptance import alpha_of_length, from_alpha, from_histograms
 from draftlab.serving.profiles import Attention, Costs, Profile
 from draftlab.serving.traces import Arrivals
@@ -193,7 +193,7 @@ def test_the_best_lengths_are_those_of_a_server_that_is_full() -> None:
     plain, drafted = (
         simulate.serve(many, profile, k, mixed if k else None, np.random.default_rng(0)).seconds for k in (0, 4)
     )
-    rows = load.best_lengths(profile, mixed, [4])
+    rows = sweep.best_lengths(profile, mixed, [4])
     full = rows[(rows["context"] == 128) & (rows["batch"] == 8)]
     assert plain / drafted == pytest.approx(float(full["speedup"].iloc[0]), rel=0.05)
 
@@ -212,13 +212,13 @@ def test_alpha_of_length_inverts_the_block_length() -> None:
 def test_the_speedup_without_a_queue_is_the_papers_formula() -> None:
     """A lone request: ``E[block] / (k c + 1 + p)`` with c = 0.1, and p = 0.2 around the models in a block."""
     profile = machine(draft=Costs(tokens={1: 1.0}), per_block=2.0)
-    lengths = load.best_lengths(profile, from_alpha(0.8), [4])
+    lengths = sweep.best_lengths(profile, from_alpha(0.8), [4])
     assert_allclose(lengths["speedup"].iloc[0], expected_block_length(0.8, 4) / 1.6)
 
 
 def test_the_best_length_falls_where_reading_more_costs_more() -> None:
     profile = machine(target={"tokens": {1: 10.0, 64: 10.0, 4096: 500.0}}, draft={"tokens": {1: 0.5}})
-    found = load.best_lengths(profile, from_alpha(0.7))
+    found = sweep.best_lengths(profile, from_alpha(0.7))
     assert (found["batch"] * found["context"]).max() == 65_536, "the cache holds 100,000 tokens"
     lengths = found.groupby("batch")["best_draft_len"].max()
     assert max(lengths.index) == 256, "of so many sequences"
@@ -233,35 +233,35 @@ def test_a_block_must_fit_a_step() -> None:
     assert serve(together(3, 1, 9), machine(max_tokens=6), k=3, alpha=1.0).batch == 1, "two blocks do not fit"
     with pytest.raises(UserError, match="4 drafted tokens does not fit a step of 4"):
         serve(together(3, 5, 9), small, k=4, alpha=1.0)
-    lengths = load.best_lengths(small, from_alpha(0.7)).groupby("batch")["best_draft_len"].max()
+    lengths = sweep.best_lengths(small, from_alpha(0.7)).groupby("batch")["best_draft_len"].max()
     assert lengths.to_dict() == {1: 3, 2: 1, 4: 0}, "each request reads one token more than it drafts"
-    assert load.best_lengths(small, from_alpha(0.0))["best_draft_len"].max() == 0, "of equals, the shortest"
+    assert sweep.best_lengths(small, from_alpha(0.0))["best_draft_len"].max() == 0, "of equals, the shortest"
 
 
 def test_rates_of_a_slow_machine_are_above_0() -> None:
     slow = machine(target={"tokens": {1: 1e5}})
-    rates = load.rates_for(load.capacity(together(2, 5, 100), slow))
+    rates = load.rates_for(sweep.capacity(together(2, 5, 100), slow))
     assert_allclose(rates, np.array([0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 1.0, 1.1]) * 2 / 1e4, rtol=5e-3)
 
 
 def test_a_sweep_finds_where_drafts_stop_to_pay() -> None:
     profile = machine(target={"tokens": {1: 10.0, 8: 10.0, 4096: 4000.0}}, draft={"tokens": {1: 1.0}}, max_sequences=64)
     arrivals = traces.poisson(traces.constant(8, 30), 60, 1.0, np.random.default_rng(0))
-    table = load.sweep(arrivals, [0.1, 40.0], profile, from_alpha(0.6), load.Goal(), draft_lens=[3])
+    table = sweep.sweep(arrivals, [0.1, 40.0], profile, from_alpha(0.6), sweep.Goal(), draft_lens=[3])
     drafted = table[table["draft_len"] == 3].set_index("rate")
     assert drafted.loc[0.1, "speedup"] > 1 > drafted.loc[40.0, "speedup"]
-    crossing = load.crossing(table, 3)
+    crossing = sweep.crossing(table, 3)
     assert crossing is not None
     assert 0.1 < crossing < 40
-    assert load.crossing(table, 0) is None
-    assert load.crossing(table[table["rate"] == 40], 3) == 0
+    assert sweep.crossing(table, 0) is None
+    assert sweep.crossing(table[table["rate"] == 40], 3) == 0
 
 
 def test_a_request_is_served_well_if_it_begins_and_goes_on_in_time() -> None:
     """Four requests in 5 s: well served, late to begin, slow to go on, and of one token, which has no pace."""
     first, last = np.array([0.5, 3.5, 1.0, 1.0]), np.array([1.0, 3.75, 5.0, 1.0])
     served = simulate.Served(np.full(4, 9.0), 9 + first, 9 + last, np.array([5, 3, 4, 1]), 9, 2, 1.5)
-    found = load.measures(served, load.Goal(first=1.0, per_token=0.125))
+    found = sweep.measures(served, sweep.Goal(first=1.0, per_token=0.125))
     assert found["goodput"] == 2 / 5
     assert found["tokens_per_second"] == 13 / 5
     assert found["to_first_mean"] == 6 / 4
@@ -281,7 +281,7 @@ def test_a_request_is_served_well_if_it_begins_and_goes_on_in_time() -> None:
 )
 def test_a_length_stops_paying_off_at_the_last_crossing(gains: list[float], rate: float | None) -> None:
     table = pd.DataFrame({"draft_len": 4, "rate": range(1, len(gains) + 1), "speedup": gains})
-    assert load.crossing(table, 4) == (None if rate is None else pytest.approx(rate))
+    assert sweep.crossing(table, 4) == (None if rate is None else pytest.approx(rate))
 
 
 def test_times_of_many_tokens_are_used() -> None:

@@ -15,7 +15,7 @@ from numpy.testing import assert_allclose
 
 from draftlab.data import check, formats
 from draftlab.errors import UserError
-from draftlab.serving import emit, load, profiles, traces
+from draftlab.serving import emit, load, profiles, sweep, traces
 
 TRACES = {
     "azure.csv": "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:47.18059,396,109\n",
@@ -266,8 +266,8 @@ def test_requests_larger_than_the_cache_are_left_out_and_the_rest_comes_at_the_r
     rows = [{"timestamp": 1000 * i, "input_length": 10**7 if i % 2 else 300, "output_length": 20} for i in range(80)]
     (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
     found = load.run(settings(trace=tmp_path / "t.jsonl", requests=80, rates=(1.0,)), tmp_path / "out", lambda _: None)
-    assert (found["requests"], found["left_out"]) == (40, {load.TOO_LARGE: 40})
-    assert load.lines(found)[-1] == f"left out: 40 {load.TOO_LARGE}"
+    assert (found["requests"], found["left_out"]) == (40, {sweep.TOO_LARGE: 40})
+    assert load.lines(found)[-1] == f"left out: 40 {sweep.TOO_LARGE}"
     seconds = pd.read_csv(tmp_path / "out.csv")["seconds"]
     assert_allclose(seconds, 39, rtol=0.1)  # 40 requests at one a second
 

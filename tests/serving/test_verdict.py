@@ -37,11 +37,11 @@ from draftlab.serving import costs as block_costs
 from draftlab.serving import verdict, verdict_under_load
 from draftlab.serving.acceptance import AcceptanceCurves
 from draftlab.serving.costs import BlockCosts, from_probes, from_profile
-from draftlab.serving.load import TOO_LARGE
 from draftlab.serving.monitor import read_promise
 from draftlab.serving.profiles import load as load_profile
 from draftlab.serving.profiles import save
 from draftlab.serving.speedup import break_even, outcome, range_of, range_of_few, speedup
+from draftlab.serving.sweep import TOO_LARGE
 from draftlab.serving.traces import Arrivals
 from draftlab.serving.verdict_format import NAMES, AtLoad, Forecast, Judged, Option, Range, Verdict
 from draftlab.train import training

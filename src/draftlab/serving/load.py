@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,109 +19,11 @@ from draftlab.files.json_files import write_json
 from draftlab.serving import profiles, records, traces
 from draftlab.serving.acceptance import LONGEST, AcceptanceCurves, from_alpha
 from draftlab.serving.profiles import Profile
-from draftlab.serving.simulate import Served, fits_cache, serve
+from draftlab.serving.sweep import CONTEXTS, DRAFT_LENS, Goal, best_lengths, capacity, crossing, sweep, that_fit
 from draftlab.serving.verdict_format import per_second
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-DRAFT_LENS = tuple(range(9))
-QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
-BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-CONTEXTS = (128, 512, 2048, 8192, 32768)
-TOO_LARGE = "larger than the cache (use a profile with more kv_tokens)"
-
-
-@dataclass(frozen=True)
-class Goal:
-    """A request is served well when its first token comes within ``first`` seconds and the others ``per_token`` apart on average."""
-
-    first: float = 1.0
-    per_token: float = 0.05
-
-
-def measures(served: Served, goal: Goal) -> dict[str, float]:
-    """What the requests of a load experienced; times in seconds, rates per second of the whole run."""
-    pace = np.zeros(len(served.output))
-    pace[served.output > 1] = served.per_token
-    well = (served.to_first <= goal.first) & (pace <= goal.per_token)
-    row = {
-        "requests": float(len(served.arrived)),
-        "seconds": served.seconds,
-        "tokens_per_second": float(served.output.sum()) / served.seconds,
-        "goodput": float(well.sum()) / served.seconds,
-        "preempted": float(served.preempted),
-        "mean_batch": served.batch,
-    }
-    for name, times in (("to_first", served.to_first), ("per_token", served.per_token), ("whole", served.whole)):
-        row[f"{name}_mean"] = float(times.mean()) if len(times) else float("nan")
-        for label, q in QUANTILES.items():
-            row[f"{name}_{label}"] = float(np.quantile(times, q)) if len(times) else float("nan")
-    return row
-
-
-def sweep(
-    arrivals: traces.Arrivals,
-    rates: Sequence[float],
-    profile: Profile,
-    acceptance: AcceptanceCurves,
-    goal: Goal,
-    *,
-    seed: int = 0,
-    draft_lens: Sequence[int] = DRAFT_LENS,
-    share: float = 1.0,
-    progress: Callable[[str], None] = lambda _: None,
-) -> pd.DataFrame:
-    """One row per (rate, draft length), all with the same requests, arrival times and random numbers.
-
-    ``speedup`` is the mean time of a whole request without drafts over that with them.
-    """
-    rows: list[dict[str, float]] = []
-    for rate in rates:
-        progress(f"simulating {rate:g} requests a second, with each of {len(draft_lens)} draft lengths")
-        stretched = arrivals.at_rate(rate)
-        plain = 0.0
-        for draft_len in sorted({0, *draft_lens}):
-            rng = np.random.default_rng(seed)
-            served = serve(stretched, profile, draft_len, acceptance if draft_len else None, rng, share)
-            row = {"rate": rate, "draft_len": draft_len, **measures(served, goal)}
-            plain = plain if draft_len else row["whole_mean"]
-            rows.append({**row, "speedup": plain / row["whole_mean"]})
-    return pd.DataFrame(rows)
-
-
-def best_lengths(
-    profile: Profile, acceptance: AcceptanceCurves, draft_lens: Sequence[int] = DRAFT_LENS
-) -> pd.DataFrame:
-    """For each batch and context, the draft length that emits the most tokens per second without a queue, and its speed-up.
-
-    ``speedup = length(k) step(0) / step(k)``: one step of the target reads ``B (k + 1)`` tokens, the draft takes k steps.
-    """
-    rows = []
-    for batch, context in itertools.product(BATCHES, CONTEXTS):
-        if batch > min(profile.max_sequences, profile.max_tokens) or batch * context > profile.kv_tokens:
-            continue
-        plain = profile.block_ms(batch, context, 0)
-        gains = {
-            k: acceptance.length(k) * plain / profile.block_ms(batch, context, k)
-            for k in sorted({0, *draft_lens})
-            if batch * (k + 1) <= profile.max_tokens
-        }
-        best = max(gains, key=lambda k: (gains[k], -k))
-        rows.append({"batch": batch, "context": context, "best_draft_len": best, "speedup": gains[best]})
-    return pd.DataFrame(rows, columns=["batch", "context", "best_draft_len", "speedup"])
-
-
-def crossing(table: pd.DataFrame, draft_len: int) -> float | None:
-    """The rate beyond which this length no longer pays off, interpolated linearly between two rates; 0 if it never does, none if it still does."""
-    rows = table[table["draft_len"] == draft_len].sort_values("rate")
-    rates, gains = rows["rate"].to_numpy(float), rows["speedup"].to_numpy(float)
-    if gains[-1] >= 1:
-        return None
-    for i in range(len(rates) - 1, 0, -1):
-        if gains[i - 1] >= 1:
-            return float(rates[i - 1] + (rates[i] - rates[i - 1]) * (gains[i - 1] - 1) / (gains[i - 1] - gains[i]))
-    return 0.0
 
 
 def summary(table: pd.DataFrame, lengths: pd.DataFrame, facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -345,22 +246,6 @@ def _arrivals(settings: LoadSettings) -> traces.Arrivals:
     else:
         lengths = traces.constant(settings.prompt, settings.output)
     return traces.poisson(lengths, settings.requests, 1.0, np.random.default_rng(settings.seed), settings.burst)
-
-
-def that_fit(arrivals: traces.Arrivals, profile: Profile) -> traces.Arrivals:
-    """The requests that fit the cache; the others are left out, so that the rest still come at the rate of a sweep."""
-    fits = fits_cache(arrivals, profile)
-    if fits.all() or not fits.any():  # if none fits, serving says so
-        return arrivals
-    left_out = {**arrivals.left_out, TOO_LARGE: int((~fits).sum())}
-    return replace(arrivals.take(fits), left_out=left_out)
-
-
-def capacity(arrivals: traces.Arrivals, profile: Profile) -> float:
-    """Requests per second that the machine serves without drafts if all wait from the start."""
-    together = traces.Arrivals(np.zeros(len(arrivals.prompt)), arrivals.prompt, arrivals.output, {})
-    served = serve(together, profile, 0, None, np.random.default_rng(0))
-    return len(served.output) / served.seconds
 
 
 def rates_for(most: float) -> list[float]:

@@ -13,9 +13,9 @@ from jaxtyping import Int
 from draftlab.serving import traces
 from draftlab.serving.acceptance import alpha_of_length, from_alpha
 from draftlab.serving.costs import BlockCosts
-from draftlab.serving.load import CONTEXTS, Goal, best_lengths, sweep, that_fit
 from draftlab.serving.profiles import Profile
 from draftlab.serving.speedup import held_out, mean_context, other_costs, range_of_few, resampled
+from draftlab.serving.sweep import CONTEXTS, Goal, best_lengths, sweep, that_fit
 from draftlab.serving.verdict_format import NAMES, AtLoad, Option, Outcome, per_second
 
 SHARES = (0.25, 0.5, 1.0, 2.0)
@@ -102,7 +102,7 @@ def outcome_at_load(name: str, at: AtLoad) -> tuple[Outcome, str]:
 
 
 def length_by_batch(rows: pd.DataFrame, costs: BlockCosts) -> dict[int, int]:
-    """The draft length that emits most tokens a second by batch (0: none), as ``load.best_lengths``, at the context of these requests."""
+    """The draft length that emits most tokens a second by batch (0: none), as ``sweep.best_lengths``, at the context of these requests."""
     context = mean_context(rows)
     nearest = min(CONTEXTS, key=lambda known: abs(known - context))
     alpha = min(float(rows["accepted"].sum() / rows["visited"].sum()), 1.0)
