@@ -19,7 +19,7 @@ from draftlab import plan
 from draftlab.errors import UserError
 from draftlab.plan.figure import Curves, StreamCurves
 from draftlab.report import figures, findings, tidy
-from draftlab.report.figures import batch, mdss_cone, stream, style
+from draftlab.report.figures import batch, forms, mdss_cone, stream, style
 from draftlab.report.figures.curves import curve_figure
 from draftlab.stages import STAGES
 from tests.conftest import ROOT
@@ -352,6 +352,34 @@ def test_no_line_joins_the_marks_of_an_overview(series):
     drawn = ax.containers[0].lines[0]
     assert drawn.get_linestyle() == "None"
     assert drawn.get_marker() not in ("", "None")
+
+
+def test_a_series_without_a_look_of_its_own_looks_like_no_other():
+    """The guide's example: a new verifier beside known ones."""
+    known = ["single", "optimal", "k_seq"]
+    for series in (["last", *known], [*known, "last"], ["last", "later", *known]):
+        looks = style.looks(series)
+        assert list(looks) == series or set(looks) == set(series)
+        assert len({(one.colour, one.marker) for one in looks.values()}) == len(series)
+        assert [looks[name] for name in known] == [style.LOOKS[name] for name in known]
+    several = [f"new {number}" for number in range(9)]
+    assert [one.colour for one in style.looks(several).values()] == [
+        style.look(one, n).colour for n, one in enumerate(several)
+    ]
+
+
+@pytest.mark.parametrize("name", ["mdss_three_drafts", "overview"])
+def test_a_new_series_has_a_mark_of_its_own(known, name):
+    table = _table("mdss_three_drafts")
+    table = table[table["scheme"].isin(["optimal", "k_seq"])]
+    table = pd.concat([table[table["scheme"] == "k_seq"].assign(scheme="a_new_one"), table])
+    if name == "overview":
+        figure = forms.overview("mdss_three_drafts", table, "laptop")
+    else:
+        figure = figures.figure(name, table, "laptop", known)
+    drawn = {bars.get_label(): bars.lines[0] for ax in figure.axes for bars in ax.containers}
+    assert {"a new one", "optimal"} < set(drawn)
+    assert len({(line.get_color(), line.get_marker()) for line in drawn.values()}) == 3
 
 
 def test_a_figure_like_one_that_no_module_draws_is_refused():

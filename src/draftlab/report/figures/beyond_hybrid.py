@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from draftlab.report import tidy
 from draftlab.report.figures.curves import curves
-from draftlab.report.figures.style import LOOKS, counted, footer, legend, panels
+from draftlab.report.figures.style import LOOKS, counted, footer, in_order, legend, panels
 from draftlab.report.published import Published
 
 
@@ -22,8 +22,9 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
         estimates = tidy.ratio_table(table, above, "positions", ["panel", "scheme", "draft_temperature"])
         # The optimum has no shortfall, and 0 has no place on a log axis.
         estimates = estimates[estimates["estimate"] > 1e-6]
+        order = in_order(estimates["scheme"].tolist(), LOOKS)
         for ax, value in zip(axes[row], shown, strict=True):
-            curves(ax, estimates[estimates["panel"] == value], "draft_temperature", "scheme", list(LOOKS), 0.02)
+            curves(ax, estimates[estimates["panel"] == value], "draft_temperature", "scheme", order, 0.02)
     for upper, lower, value in zip(*axes, shown, strict=True):
         upper.set_title(value)
         lower.set(xlabel="draft temperature", yscale="log")

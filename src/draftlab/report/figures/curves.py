@@ -33,6 +33,7 @@ from draftlab.report.figures.style import (
     legend,
     level,
     look,
+    looks,
     name,
     panels,
     points,
@@ -163,14 +164,15 @@ def _curved(estimates: pd.DataFrame, x: str, series: str | None) -> list[float]:
 def curves(ax: Axes, rows: pd.DataFrame, x: str, series: str | None, order: Sequence[str], apart: float = 0.0) -> None:
     """Draw one line per value of ``series``; a series with a single ``x`` becomes a horizontal level.
 
-    A known series has its own look, others get one by their place in ``order``. Lines are shifted by ``apart`` along ``x``, so that no
+    A known series has its own look, others get one by their place in ``order``, which lists the series of the figure. Lines are shifted by ``apart`` along ``x``, so that no
     interval hides another.
     """
     values = in_order(rows[series].tolist(), order) if series else [None]
+    styles = looks([*order, *values]) if series else {None: look("ours", 0)}
     several = rows[x].nunique() > 1
     for place, value in enumerate(values):
         line = (rows if value is None else rows[rows[series] == value]).sort_values(x)
-        style = look("ours" if value is None else value, order.index(value) if value in order else place)
+        style = styles[value]
         if several and len(line) == 1:
             level(ax, tidy.records(line)[0], style, alpha=0.15)
         else:

@@ -16,7 +16,7 @@ from draftlab.report import tables, tidy
 from draftlab.report.figures.curves import curve_figure, live_figure
 from draftlab.report.figures.gaps import gap_figure
 from draftlab.report.figures.stream import stream_figure
-from draftlab.report.figures.style import EXACT, counted, footer, legend, look, marks, panels, seeds, setting, wrap
+from draftlab.report.figures.style import EXACT, counted, footer, legend, looks, marks, panels, seeds, setting, wrap
 from draftlab.report.published import Published
 
 
@@ -46,6 +46,7 @@ def overview(experiment: str, table: pd.DataFrame, scale: str) -> Figure:
     series = list(dict.fromkeys(cells[list(layout.columns)].itertuples(index=False, name=None))) or [()]
     figure, axes = panels(1, 1, width=5.0, height=0.5 + 0.25 * len(rows))
     ax = axes[0, 0]
+    styles = list(looks(values[0] if len(values) == 1 else values for values in series).values())
     for number, values in enumerate(series):
         settings = dict(zip(layout.columns, values, strict=True))
         label = ", ".join(dict.fromkeys(itertools.starmap(setting, settings.items())))
@@ -54,7 +55,7 @@ def overview(experiment: str, table: pd.DataFrame, scale: str) -> Figure:
             line = line[line[key] == value]
         places = [rows.index(tuple(cell)) for cell in line[list(layout.rows)].itertuples(index=False, name=None)]
         y = np.asarray(places) + 0.5 * ((number + 0.5) / len(series) - 0.5)
-        marks(ax, line, y, look(values[0] if len(values) == 1 else label, number), label=label)
+        marks(ax, line, y, styles[number], label=label)
     ax.set(xlabel=wrap(str(measure), 50), ylim=(len(rows) - 0.5, -0.5))
     names = [", ".join(map(setting, layout.rows, row)) for row in rows]
     ax.set_yticks(range(len(rows)), names)

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from draftlab.report import tidy
-from draftlab.report.figures.style import counted, footer, in_order, legend, look, name, panels, points, seeds
+from draftlab.report.figures.style import counted, footer, in_order, legend, looks, name, panels, points, seeds
 from draftlab.report.published import Published
 
 SCHEMES = ("optimal", "importance_truncated", "k_seq", "specinfer", "rrs", "single")
@@ -64,6 +64,6 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
 
 def _draw_lines(ax: Axes, rows: pd.DataFrame) -> None:
     """Draw one line per scheme, slightly shifted so that intervals do not hide each other."""
-    for place, scheme in enumerate(in_order(rows["scheme"].tolist(), SCHEMES)):
+    for place, (scheme, style) in enumerate(looks(in_order(rows["scheme"].tolist(), SCHEMES)).items()):
         line = rows[rows["scheme"] == scheme].sort_values("num_drafts")
-        points(ax, line["num_drafts"] * 1.04 ** (place - 2), line, look(scheme, place), markersize=3)
+        points(ax, line["num_drafts"] * 1.04 ** (place - 2), line, style, markersize=3)

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from draftlab.report.figures.curves import curves
 from draftlab.report.figures.printed import printed_points
-from draftlab.report.figures.style import LOOKS, counted, footer, legend, level, panels, seeds
+from draftlab.report.figures.style import LOOKS, counted, footer, in_order, legend, level, panels, seeds
 from draftlab.report.published import Published
 from draftlab.report.tidy import ratio_table, records
 
@@ -33,7 +33,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
         counts.append(estimates["n"])
         claim, x = PRINTED[metric, identical]
         rated = estimates[estimates["scheme"] != "plain"]
-        curves(ax, rated, "draft_temperature", "scheme", list(LOOKS), apart=0.03)
+        curves(ax, rated, "draft_temperature", "scheme", in_order(rated["scheme"].tolist(), LOOKS), apart=0.03)
         for plain in records(_estimates(table[(table["dataset"] == dataset) & (table["scheme"] == "plain")], metric)):
             level(ax, plain, LOOKS["plain"], alpha=0.12)
         printed = published.of(claim)

@@ -20,7 +20,7 @@ from draftlab.report.figures.style import (
     held,
     in_order,
     legend,
-    look,
+    looks,
     marks,
     name,
     panels,
@@ -46,6 +46,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published, costs: bool = Fa
     datasets = in_order(speedups["dataset"].tolist(), NAMES)
     engines = list(dict.fromkeys(table["engine"]))
     contenders = in_order(drafts["contender"].tolist(), LOOKS if costs else ())
+    styles = looks(contenders)
     if costs:
         figure, axes = panels(1, 2, height=0.7 + 0.11 * len(contenders) * len(datasets), sharey=True)
         tokens = ratio_table(drafts, "tokens", "blocks", KEYS[1:]).set_index(KEYS[1:])
@@ -64,11 +65,11 @@ def draw(table: pd.DataFrame, scale: str, published: Published, costs: bool = Fa
         rows = speedups[is_shown].set_index("contender")
         for low, high in rows.loc[rows.index == AGAIN, ["ci_low", "ci_high"]].to_numpy():
             ax.fill_betweenx([place - 0.4, place + 0.4], low, high, color=GREY, alpha=0.35, label=name(AGAIN))
-        for number, contender in enumerate(contenders):
+        for number, (contender, style) in enumerate(styles.items()):
             y = place + spread * ((number + 0.5) / len(contenders) - 0.5)
-            marks(ax, rows.loc[rows.index == contender], y, look(contender, number))
+            marks(ax, rows.loc[rows.index == contender], y, style)
             if costs:
-                marks(axes[0, 0], tokens.loc[tokens.index == (dataset, contender)], y, look(contender, number))
+                marks(axes[0, 0], tokens.loc[tokens.index == (dataset, contender)], y, style)
             if is_predicted:
                 own = drafts[(drafts["dataset"] == dataset) & (drafts["contender"] == contender)]
                 ratio = own["tokens"].sum() / own["predicted_steps"].sum()

@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from draftlab.plan.figure import Printed, PrintedCurves
-from draftlab.report.figures.style import GREY, INK, diamonds, look
+from draftlab.report.figures.style import GREY, INK, diamonds, look, looks
 from draftlab.report.published import Published
 
 
@@ -26,7 +26,7 @@ def draw_printed(
         largest = [published.of(form.claim, **settings, variant=variant)["value"].max() for variant in form.ranks]
         ax.plot(x, largest, form.marker, mfc="none", mec=INK, ms=4, label=form.label)
         return
-    style = look(form.like, order.index(form.like) if form.like in order else 0)
+    style = looks(order).get(form.like) or look(form.like, 0)
     if form.late:
         for value in numbers["value"]:
             ax.plot([0.8 * length, length], [value, value], **style.options(marker="", linewidth=2))

@@ -13,7 +13,7 @@ from draftlab.plan.figure import StreamCurves
 from draftlab.report import tidy
 from draftlab.report.figures.curves import labelled
 from draftlab.report.figures.printed import draw_printed, printed_curves
-from draftlab.report.figures.style import GREY, LOOKS, NAMES, Look, footer, in_order, legend, look, name, panels, seeds
+from draftlab.report.figures.style import GREY, LOOKS, NAMES, Look, footer, in_order, legend, looks, name, panels, seeds
 from draftlab.report.published import Published
 
 
@@ -92,10 +92,9 @@ def _draw_moving_averages(ax: Axes, rows: pd.DataFrame, form: StreamCurves) -> i
     """Draw the moving averages of one panel; return the window in requests, which is shortened for a short stream."""
     step, length = _step(rows), _length(rows)
     window = max(min(form.window, max(5, length // 10)) // step, 1)
-    for place, value in enumerate(in_order(rows[form.series].tolist(), LOOKS)):
+    for place, (value, style) in enumerate(looks(in_order(rows[form.series].tolist(), LOOKS)).items()):
         line = rows[rows[form.series] == value]
         sums = line.groupby("stream_index")[["overlap", "visited"]].sum()
-        style = look(value, place)
         if value == "offline":
             level = stats.ratio(sums["overlap"], sums["visited"])
             ax.axhline(level.estimate, **style.options(marker="", linewidth=1.1))

@@ -7,7 +7,7 @@ in grey.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -99,6 +99,19 @@ def name(value: object) -> str:
 def look(value: object, index: int) -> Look:
     """The look of a known series, otherwise the ``index``-th look of the general sequence."""
     return LOOKS.get(str(value)) or replace(SEQUENCE[index % len(SEQUENCE)], label=name(value))
+
+
+def looks(series: Iterable[object]) -> dict[Any, Look]:
+    """The look of each series of one figure: as ``look`` by its place, or the next of the general sequence that no other series has."""
+    distinct = list(dict.fromkeys(series))
+    found = {value: LOOKS[str(value)] for value in distinct if str(value) in LOOKS}
+    for place, value in enumerate(distinct):
+        if value not in found:
+            taken = {(one.colour, one.marker) for one in found.values()}
+            nearest = [look(value, place + more) for more in range(len(SEQUENCE))]
+            free = [one for one in nearest if (one.colour, one.marker) not in taken]
+            found[value] = (free or nearest)[0]
+    return found
 
 
 def panels(rows: int, columns: int, *, width: float = WIDE, height: float = 1.7, **options: Any) -> tuple[Figure, Any]:
