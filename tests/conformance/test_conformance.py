@@ -646,9 +646,27 @@ def _own(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str, drafting: str
 
 
 def test_a_failure_of_a_built_in_verifier_is_not_the_user_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(VERIFIERS, "single", dataclasses.replace(single, decide=lambda *given: None))  # type: ignore[arg-type]
+    monkeypatch.setitem(VERIFIERS, "block", dataclasses.replace(VERIFIERS["block"], decide=lambda *given: None))
     with pytest.raises(AttributeError):
-        verify_lossless(verifier="single")
+        verify_lossless(verifier="block")
+
+
+def test_a_new_verifier_of_the_registry_is_told_what_it_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    def in_float32(*given: Tensor) -> Decision:
+        return Decision(single.decide(*given).accept.float(), single.decide(*given).residual)
+
+    monkeypatch.setitem(VERIFIERS, "mine", dataclasses.replace(single, decide=in_float32))
+    with pytest.raises(UserError, match=r"mine: accept is torch.float32 of shape .* \(give torch.float64"):
+        verify_lossless(verifier="mine")
+
+
+def test_errors_of_single_precision_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def in_float32(*given: Tensor) -> list[Stop]:
+        return [dataclasses.replace(stop, weights=stop.weights.float()) for stop in traversal.stops(*given)]
+
+    monkeypatch.setitem(VERIFIERS, "mine", dataclasses.replace(traversal, stops=in_float32))
+    with pytest.raises(UserError, match=r"mine is not lossless: .* \(compute in float64"):
+        verify_lossless(verifier="mine")
 
 
 def test_command_on_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
