@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
+from torch import Tensor
 
-from draftlab.core.verify import TOKEN_VERIFIERS
+from draftlab.core.verify import TOKEN_VERIFIERS, joint
+from draftlab.core.verify.k_seq import k_seq
 from draftlab.core.verify.rrs import rrs
 from draftlab.core.verify.survivors import Order, Position, transitions
-from draftlab.core.verify.token import TokenVerifier
+from draftlab.core.verify.token import Decision, TokenVerifier
 from draftlab.core.verify.truncated import Truncation, truncated
 from draftlab.core.verify.typical import typical
 from draftlab.errors import UserError
@@ -60,6 +64,22 @@ def test_a_token_that_the_target_cannot_write_ends_the_block() -> None:
     distribution = torch.tensor([[0.5, 0.5, 0.0]], dtype=torch.float64)
     position = Position(distribution, [torch.full((1, 3), 1 / 3, dtype=torch.float64)], torch.tensor([2]))
     assert CLOSED["specinfer"].transitions(position, (0, 0)).tolist() == [[1.0, 0.0, 0.0]]
+
+
+def test_tuples_are_enumerated_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All tuples of two drafts over a vocabulary of 512 tokens at once would be a table of a GB."""
+    target, draft = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.2, 0.7]], dtype=torch.float64)
+    position = Position(target.expand(3, -1), [draft.expand(3, -1)], torch.arange(3))
+    whole = k_seq.enumerated_survivors(position, (0, 0))
+    sizes = []
+
+    def decide(*given: Tensor) -> Decision:
+        sizes.append(len(given[0]))
+        return k_seq.decide(*given)
+
+    monkeypatch.setattr(joint, "AT_ONCE", 4 * 2 * 3)
+    torch.testing.assert_close(replace(k_seq, decide=decide).enumerated_survivors(position, (0, 0)), whole)
+    assert sizes == [4, 4, 1] * 3
 
 
 def test_a_verifier_that_changes_the_text_is_refused() -> None:

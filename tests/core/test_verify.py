@@ -466,7 +466,6 @@ def test_enumeration_in_parts_changes_nothing(name: str, monkeypatch: pytest.Mon
         return real(self, target, *rest)
 
     monkeypatch.setattr(TokenVerifier, "acceptance_given", given)
-    monkeypatch.setattr("draftlab.core.verify.token.AT_ONCE", 200)
     monkeypatch.setattr("draftlab.core.verify.joint.AT_ONCE", 200)
     parts = verifier.acceptance(target, distributions)
     assert max(shapes) * 3 <= 200

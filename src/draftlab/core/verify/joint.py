@@ -32,6 +32,12 @@ class JointDistribution:
 
     tokens: Int64[Tensor, "tuples drafts"]
     probs: Float64[Tensor, " tuples"]
+    vocab: int
+
+    def parts(self) -> Iterator[tuple[Int64[Tensor, "part drafts"], Float64[Tensor, " part"]]]:
+        """Tuples and their probabilities, so many at once that a table of a distribution for each draft of each has ``AT_ONCE`` entries."""
+        size = max(1, AT_ONCE // (self.tokens.shape[1] * self.vocab))
+        return zip(torch.split(self.tokens, size), torch.split(self.probs, size), strict=True)
 
 
 def tuples_exist(vocab: int, num_drafts: int) -> bool:
@@ -71,7 +77,7 @@ def joint_distribution(draft_probs: Float64[Tensor, "drafts vocab"], drafting: D
         parts = torch.split(tokens, max(1, AT_ONCE // vocab))
         probs = torch.cat([_distinct(draft_probs[0], part, drafting) for part in parts])
     kept = probs > 0
-    return JointDistribution(tokens[kept], probs[kept])
+    return JointDistribution(tokens[kept], probs[kept], vocab)
 
 
 def _distinct(

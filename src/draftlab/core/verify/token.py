@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Generator, Tensor
 
 from draftlab.core.sampling import DISTINCT, Drafting, Table, Tables, Tokens, check_drafted, draw
-from draftlab.core.verify.joint import AT_ONCE, joint_distribution, tuples_exist
+from draftlab.core.verify.joint import joint_distribution, tuples_exist
 from draftlab.core.verify.survivors import Order, Position, Survivors, transitions
 from draftlab.errors import UserError
 
@@ -186,13 +186,12 @@ class TokenVerifier:
         for row, token in enumerate(position.token.tolist()):
             draft = torch.stack([position.groups[group][row] for group in order])
             count = min(len(order), int((draft[0] > 0).sum())) if self.is_distinct else len(order)
-            joint = joint_distribution(draft[:count], self.drafting)
-            tuples = len(joint.probs)
-            target, drafts = position.target[row].expand(tuples, -1), draft[:count].expand(tuples, -1, -1)
-            emitted = self.distribution(target, drafts, joint.tokens)
-            equal = (joint.tokens == token).long()
-            numbers = tuple(equal[:, [k for k in range(count) if order[k] == group]].sum(-1) for group in groups)
-            table[row].index_put_(numbers, joint.probs * emitted[:, token], accumulate=True)
+            for tokens, probs in joint_distribution(draft[:count], self.drafting).parts():
+                target, drafts = position.target[row].expand(len(probs), -1), draft[:count].expand(len(probs), -1, -1)
+                emitted = self.distribution(target, drafts, tokens)
+                equal = (tokens == token).long()
+                numbers = tuple(equal[:, [k for k in range(count) if order[k] == group]].sum(-1) for group in groups)
+                table[row].index_put_(numbers, probs * emitted[:, token], accumulate=True)
         return table
 
     @property
@@ -201,10 +200,8 @@ class TokenVerifier:
         return self.drafting in DISTINCT
 
     def _enumerated(self, target: Float64[Tensor, " vocab"], draft: Float64[Tensor, "drafts vocab"]) -> Acceptance:
-        joint = joint_distribution(draft, self.drafting)
-        size = max(1, AT_ONCE // draft.numel())
         proc, member = torch.zeros(2, dtype=torch.float64, device=draft.device)
-        for tokens, probs in zip(torch.split(joint.tokens, size), torch.split(joint.probs, size), strict=True):
+        for tokens, probs in joint_distribution(draft, self.drafting).parts():
             given = self.acceptance_given(target.expand(len(probs), -1), draft.expand(len(probs), -1, -1), tokens)
             proc, member = proc + given.proc @ probs, member + given.member @ probs
         return Acceptance(proc, member)
