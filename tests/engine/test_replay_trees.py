@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from draftlab.core.tree import Tree
 from draftlab.engine import replay_trees
 from draftlab.engine.replay_lengths import prefill_everywhere
 from draftlab.engine.replay_trees import confident_trees, rank_in, ranked_tree
+from draftlab.engine.tree_shapes import RecordedTexts
+from draftlab.errors import UserError
 from tests.engine.test_speculate import make, near
 
 VOCAB, DEPTH = 6, 3
@@ -113,3 +116,11 @@ def test_a_ranked_tree_follows_the_text_through_its_children() -> None:
             node = children[node][at] if node is not None and at < len(children[node]) else None
             assert found[place, depth + 1] == (node is not None)
     assert found[:, 3].any()
+
+
+def test_a_tree_deeper_than_the_others_is_refused() -> None:
+    along = RecordedTexts(SimpleNamespace(lengths=[4]), [], None, None, [4], depth=3, width=1)  # type: ignore[arg-type]
+    rank = np.zeros(4, dtype=np.int64)
+    assert along.certain(ranked_tree(Tree.of_widths([1, 1]), rank)).stopped.shape == (1, DEPTH + 1)
+    with pytest.raises(UserError, match=r"a tree has paths of 4 tokens, and draft_len is 3"):
+        along.certain(ranked_tree(Tree.of_widths([1] * 4), rank))

@@ -22,6 +22,7 @@ from draftlab.core.verify.rrs import rrs
 from draftlab.engine.replay_drafts import Blocks, Survival, Texts, blocks, count_blocks, survival
 from draftlab.engine.replay_drafts import ceiling as ceiling_of
 from draftlab.engine.replay_trees import confident_trees, rank_in, ranked_tree
+from draftlab.errors import UserError
 from draftlab.models import LanguageModel, TokenIds
 
 Sampled = tuple[LanguageModel, Sampling]
@@ -91,8 +92,13 @@ class RecordedTexts:
         return {size: self.certain(np.hstack([first, kept])) for size, kept in zip(self.sizes, grown, strict=True)}
 
     def certain(self, accepted: Float64[np.ndarray, "positions lengths"]) -> Blocks:
-        """The blocks of trees whose tokens follow from the text, given whether the first i tokens of a block are accepted."""
+        """The blocks of trees whose tokens follow from the text, given whether the first i tokens of a block are accepted, i at most ``depth``."""
         deeper = self.depth + 1 - accepted.shape[1]
+        if deeper < 0:
+            what = f"a tree has paths of {accepted.shape[1] - 1} tokens, and draft_len is {self.depth}"
+            raise UserError(
+                what, remedy="let its shape draft at most `along.depth` tokens on a path, or raise draft_len"
+            )
         return count_blocks(np.pad(accepted, ((0, 0), (0, deeper))), np.asarray(self.texts.lengths))
 
 
