@@ -820,7 +820,7 @@ def test_packaged_datasets_and_those_of_every_scale_have_a_source(tmp_path):
     plan.check_data(plan.load_run({"scale": "smoke", "sizes": "sizes.yaml"}, WORKFLOW))
     for scale in plan.scale.SCALES:
         if not scale.startswith("qwen"):  # whose files the user supplies
-            plan.check_data(plan.load_run({"scale": scale}, WORKFLOW))
+            plan.check_data(plan.load_run({"scale": scale, "experiments": "all"}, WORKFLOW))
 
 
 def test_a_draft_may_have_as_many_layers_as_the_target_that_is_given():
@@ -842,7 +842,7 @@ def test_an_empty_name_of_prompts_asks_nothing_about_prompts():
 
 
 def test_what_a_run_was_given_plans_it_again(tmp_path):
-    given = {"scale": "smoke", "raw": str(tmp_path), "name": "mine", "experiments": "osd_online"}
+    given = {"scale": "smoke", "raw": str(tmp_path), "name": "my_run", "experiments": "osd_online"}
     run = plan.load_run(given, WORKFLOW)
     again = plan.load_run(dict(word.split("=", 1) for word in run.given), WORKFLOW)
     assert again == run
@@ -850,7 +850,7 @@ def test_what_a_run_was_given_plans_it_again(tmp_path):
 
 
 def test_a_run_may_have_the_name_of_a_folder_in_it():
-    for name in ("cells", "mine", "smoke"):
+    for name in ("cells", "my_run", "smoke"):
         run = plan.load_run({"scale": "smoke", "name": name}, WORKFLOW)
         assert f"results/{name}/main/models/draft/config.json" in run.reads("osd_offline", "gsm8k")
         distilled = f"results/{name}/cells/osd_offline/gsm8k/rows.csv"
@@ -895,7 +895,7 @@ def test_a_run_with_other_models_or_prompts_of_the_models_says_so():
         {"dataset": "mine.jsonl"},
     ]
     assert all(plan.load_run(config, WORKFLOW).config.has_own_models for config in own)
-    scales = [{"scale": "paper"}, {"raw": "x"}, {"name": "mine"}]
+    scales = [{"scale": "paper"}, {"raw": "x"}, {"name": "my_run"}]
     assert not any(plan.load_run(config, WORKFLOW).config.has_own_models for config in scales)
 
 
