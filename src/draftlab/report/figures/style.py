@@ -111,7 +111,7 @@ def looks(series: Iterable[object]) -> dict[Any, Look]:
             nearest = [look(value, place + more) for more in range(len(SEQUENCE))]
             free = [one for one in nearest if (one.colour, one.marker) not in taken]
             found[value] = (free or nearest)[0]
-    return found
+    return {value: found[value] for value in distinct}
 
 
 def panels(rows: int, columns: int, *, width: float = WIDE, height: float = 1.7, **options: Any) -> tuple[Figure, Any]:
