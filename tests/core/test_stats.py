@@ -1,5 +1,7 @@
 """Ratios and their intervals against known answers."""
 
+import warnings
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -24,6 +26,14 @@ def test_interval_covers_the_truth_at_its_rate():
         actual = stats.ratio(accepted, visited, seed=trial)
         hits += actual.low <= 0.7 <= actual.high
     assert 0.90 <= hits / 200 <= 0.98
+
+
+def test_each_end_of_an_interval_is_196_standard_errors_away():
+    values = np.random.default_rng(0).normal(5, 1, 400)
+    error = values.std() / 20
+    intervals = [stats.ratio(values, np.ones(400), seed=seed) for seed in range(10)]
+    assert np.mean([(it.estimate - it.low) / error for it in intervals]) == pytest.approx(1.96, abs=0.1)
+    assert np.mean([(it.high - it.estimate) / error for it in intervals]) == pytest.approx(1.96, abs=0.1)
 
 
 def test_correlated_tokens_widen_the_interval():
@@ -94,8 +104,9 @@ def test_no_denominator_is_nan_not_zero():
     assert np.isnan(stats.moving_ratio([0.0], [0.0], 1)[0])
 
 
-def test_a_resample_without_a_denominator_is_left_out():
-    drawn = stats.ratio([1, 1, 1], [0, 0, 3])
+def test_a_resample_without_a_denominator_is_left_out_without_a_warning():
+    with warnings.catch_warnings(action="error"):
+        drawn = stats.ratio([1, 1, 1], [0, 0, 3])
     assert drawn.estimate == 1
     assert np.isfinite([drawn.low, drawn.high]).all()
     for nothing in ([0], [-2]):
