@@ -79,6 +79,9 @@ def test_min_p_keeps_what_is_probable_enough_beside_the_best() -> None:
     # The temperature comes first: 0.1 / 0.4 is 1 / 16 at temperature 0.5.
     torch.testing.assert_close(to_probs(logits, Sampling(0.5, min_p=0.2)), distribution(16, 9, 4, 0))
     torch.testing.assert_close(to_probs(logits, Sampling(top_p=0.6, min_p=0.7)), distribution(4, 3, 0, 0))
+    # Each row has its own best token and its own sum.
+    rows = to_probs(torch.stack([logits, distribution(0, 6, 1, 3).log()]), Sampling(min_p=0.3))
+    torch.testing.assert_close(rows, torch.stack([distribution(4, 3, 2, 0), distribution(0, 6, 0, 3)]))
     assert Sampling(min_p=0.3).cuts
     assert not Sampling(0.5).cuts
 
