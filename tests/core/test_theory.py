@@ -58,3 +58,16 @@ def test_distillation_speedup_of_table_1():
 def test_alpha_outside_its_range_is_refused(alpha):
     with pytest.raises(UserError, match="alpha"):
         theory.speedup(alpha, 3, 0.1)
+
+
+@pytest.mark.parametrize("ratios", [{"cost_ratio": -0.1}, {"cost_ratio": 0.1, "verify_ratio": 0.0}])
+def test_a_draft_with_a_negative_cost_or_a_verification_for_nothing_is_refused(ratios):
+    with pytest.raises(UserError, match="cost_ratio"):
+        theory.speedup(0.8, 3, **ratios)
+
+
+@pytest.mark.parametrize("wrong", [{"tokens": 0}, {"block_length": 0}, {"batch": 0}])
+def test_traffic_of_nothing_is_refused(wrong):
+    given = {"tokens": 8, "context": 9, "draft_len": 2, "block_length": 2} | wrong
+    with pytest.raises(UserError, match="traffic_terms"):
+        theory.traffic_terms(theory.ModelSize(1, 1), theory.ModelSize(1, 1), **given)

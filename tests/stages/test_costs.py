@@ -96,6 +96,8 @@ def test_a_draft_is_read_once_per_drafted_token_and_caches_grow_with_the_context
     near, far = (theory.traffic_terms(*PAIR, context=context, **given) for context in (0, 1000))
     assert near["draft_gb"] == pytest.approx(128 / 1.4 * 5 * 0.32)
     assert near["target_gb"] == pytest.approx(128 / 1.4 * 14)
+    # The target verifies and writes 6 entries; each of the draft's 5 steps writes one.
+    assert near["cache_gb"] == pytest.approx(128 / 1.4 * (6 * 5.24288e-4 + 5 * 3.6864e-5))
     assert far["cache_gb"] - near["cache_gb"] == pytest.approx(128 / 1.4 * 1000 * (5.24288e-4 + 5 * 3.6864e-5))
     plain = theory.traffic_terms(*PAIR, context=0, tokens=128, draft_len=0, block_length=1.0, batch=4)
     assert plain["draft_gb"] == plain["update_gb"] == 0
