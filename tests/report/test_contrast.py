@@ -188,6 +188,14 @@ def test_the_best_is_ranked_by_its_end(rows, sign, best):
     assert found.value.estimate == pytest.approx(found.left.estimate - found.right.estimate)
 
 
+def test_a_column_that_repeats_the_comparison_is_not_compared(rows):
+    found = compute_each(
+        Contrast(Selection("t", RATE), each=["dataset"], best=["dataset", "method"]), Tables({"t": rows})
+    )
+    assert [result.group for result in found] == [{"dataset": "x"}, {"dataset": "y"}]
+    assert [result.options for result in found] == [[{"method": "b"}, {"method": "a"}]] * 2
+
+
 @pytest.mark.parametrize("sign", [1, -1])
 def test_an_option_without_a_value_is_not_the_best(rows, sign):
     absent = rows[rows["method"] == "a"].assign(method="c", hits=0, tries=0)
@@ -287,6 +295,11 @@ def test_it_is_shown_with_its_interval():
     assert show(gap, 2) == "0.12 [-0.10, 0.30]"
     assert show(gap, 2, sign="+") == "+0.12 [-0.10, +0.30]"
     assert show(gap, 1, alone=True) == show(stats.Interval(0.123, math.nan, math.nan, 9), 1) == "0.1"
+
+
+@pytest.mark.parametrize(("width", "digits"), [(3.4, 0), (3.3, 1), (0.034, 2), (0.033, 3), (1e-8, 6), (1e-10, 2)])
+def test_the_last_decimal_is_at_most_a_third_of_the_interval(width, digits):
+    assert digits_of([stats.Interval(0, 0, width, 9)], 2) == digits
 
 
 @pytest.mark.parametrize("apart", ["dataset", "split", "moment"])
