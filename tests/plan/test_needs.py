@@ -12,6 +12,8 @@ import torch
 from benchmarks import memory
 from draftlab import plan
 from draftlab.core.settings import Device
+from draftlab.engine.recording import compact_distribution
+from draftlab.engine.settings import WHOLE_VOCAB
 from draftlab.errors import UserError
 from draftlab.latency.settings import Engine
 from draftlab.latency.sizes import Sizes, known_models
@@ -19,7 +21,7 @@ from draftlab.models.hf import new_t5
 from draftlab.models.llama import Llama, LlamaConfig
 from draftlab.plan import hours, needs, outlook
 from draftlab.plan.hours import GPUS, STREAMED, answering, drafting, reading, updating
-from draftlab.plan.memory import decoding, training
+from draftlab.plan.memory import decoding, recorded, training
 from draftlab.plan.scale import Gpu
 from draftlab.stages import STAGES, blocks
 from draftlab.stages._schemes import LiveScheme, is_counted
@@ -103,6 +105,12 @@ def test_a_longer_batch_takes_its_cache_and_a_larger_one_its_distributions() -> 
     assert training(small, 8, 256, 64, 32) - training(small, 8, 256, 64, 16) == 16 * 64 * 32000 * 4
     in_parts = training(small, 8, 256, 64, 8, in_parts=True)
     assert in_parts - training(small, 8, 256, 64, 8) == 4 * small.parameters, "the gradients of the parts before"
+
+
+def test_a_recorded_pass_takes_the_bytes_that_are_planned() -> None:
+    for vocab, kept in ((50, 50), (WHOLE_VOCAB, WHOLE_VOCAB), (WHOLE_VOCAB + 1, 8)):
+        log_probs, ids = compact_distribution(torch.zeros(6, vocab), torch.zeros(6, dtype=torch.int64), kept)
+        assert recorded(2, 3, vocab, keep=8) == log_probs.nbytes + ids.nbytes
 
 
 def test_learning_that_is_timed_beside_the_target_holds_the_target_and_its_copies() -> None:
