@@ -67,6 +67,14 @@ def test_a_draft_that_does_not_pay_is_asked_ever_more_rarely() -> None:
     assert rule.left == 0, "it pays again"
 
 
+@pytest.mark.parametrize(("calls", "asks"), [(1, True), (2, False)])
+def test_a_block_has_to_gain_what_all_its_calls_cost(calls: int, asks: bool) -> None:
+    rule = settled(CostAware(0.2, [0, 1, 1.1, 1.2]), 1.0)
+    assert rule.count([0.4]) == 1, "0.4 for 0.1"
+    rule.learn(calls, 1, 1, 1)
+    assert rule.asks() == asks, "0.3 for 0.2 a call"
+
+
 def test_one_more_call_must_gain_more_than_it_costs() -> None:
     """A child has the value of its parent times the acceptance, which is one half at first."""
     rule = settled(CostAware(0.1, [0, 1, 1.1, 1.2, 1.9]), 1.0)
