@@ -75,6 +75,14 @@ def test_a_block_has_to_gain_what_all_its_calls_cost(calls: int, asks: bool) -> 
     assert rule.asks() == asks, "0.3 for 0.2 a call"
 
 
+def test_one_block_without_a_gain_does_not_leave_out_a_draft_that_pays() -> None:
+    rule = settled(CostAware(0.2, [0, 1, 1.1, 1.2]), 1.0)
+    for values in [[0.9]] * 20 + [[0.1]]:
+        assert rule.asks()
+        rule.learn(1, rule.count(values), 1, 1)
+    assert rule.asks()
+
+
 def test_one_more_call_must_gain_more_than_it_costs() -> None:
     """A child has the value of its parent times the acceptance, which is one half at first."""
     rule = settled(CostAware(0.1, [0, 1, 1.1, 1.2, 1.9]), 1.0)
