@@ -17,7 +17,7 @@ from draftlab.errors import UserError
 from draftlab.latency.cost_aware import AtLeast
 from draftlab.latency.lookup import SURE, LookupBackend
 from draftlab.latency.loop import decode, fixed, speculate
-from draftlab.latency.trees import LookedUp, most_probable, sequences_for, speculate_with_trees
+from draftlab.latency.trees import AloneWithTrees, LookedUp, most_probable, sequences_for, speculate_with_trees
 from draftlab.models import load_model
 from draftlab.models.backend import EngineOptions
 from draftlab.models.gguf import export
@@ -239,7 +239,21 @@ def test_trees_end_with_the_answer_and_with_the_context(pair: tuple[LlamaCpp, Ll
     assert target.tokens == [5, 9, *expected][:-1]
     assert draft.tokens == target.tokens[: len(draft.tokens)]
     room = target.context_length - 2
-    assert speculate_with_trees(*pair, [5, 9], room, TREES[1]).tokens == decode(target, [5, 9], room).tokens
+    text = decode(target, [5, 9], room).tokens
+    for tree in TREES:
+        assert speculate_with_trees(*pair, [5, 9], room, tree).tokens == text
+
+
+def test_at_each_depth_only_the_best_texts_are_extended(pair: tuple[LlamaCpp, LlamaCpp]) -> None:
+    found = speculate_with_trees(*pair, [5, 9], 12, ConfidentTree(nodes=14, depth=3, width=2))
+    assert {block.drafted for block in found.blocks} == {2 + 4 + 4}
+
+
+def test_what_was_right_in_a_row_ends_with_its_text(pair: tuple[LlamaCpp, LlamaCpp]) -> None:
+    lookup = LookedUp()
+    lookup.learn(7, 7)
+    AloneWithTrees(*pair, [5, 9], 4, TREES[0], 0.0, None, AtLeast(0.0), lookup)
+    assert lookup.in_a_row == 0
 
 
 def test_another_engine_is_refused(pair: tuple[LlamaCpp, LlamaCpp]) -> None:
