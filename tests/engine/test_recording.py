@@ -137,7 +137,8 @@ def test_passes_in_other_orders_share_their_distributions(saved: tuple[TargetPas
         assert torch.equal(own.target_logits(range(len(known))), distributions)
         with pytest.raises(ValueError, match="another order"):
             own.save(folder / "again")
-    for change in ({"vocab_size": got.vocab_size + 1}, {"sampling": Sampling(1.0)}):
+    fewer = {"log_probs": got.log_probs[:, 1:]}
+    for change in ({"vocab_size": got.vocab_size + 1}, {"sampling": Sampling(1.0)}, fewer):
         with pytest.raises(UserError, match="different targets"):
             join([got, dataclasses.replace(got, **change)])
 
@@ -172,6 +173,16 @@ def test_a_damaged_description_of_a_pass_is_refused(
     (folder / "pass.json").write_text(json.dumps({} if change is None else settings | change))
     with pytest.raises(UserError, match=message):
         load_pass(folder)
+
+
+def test_a_stored_token_that_is_not_in_the_vocabulary_is_refused(saved: tuple[TargetPass, Path]) -> None:
+    got, folder = saved
+    for token in (got.vocab_size - 1, got.vocab_size):
+        ids = torch.full((len(got.log_probs), 1), token, dtype=torch.int32)
+        dataclasses.replace(got, log_probs=got.log_probs[:, :2].contiguous(), ids=ids).save(folder / str(token))
+    load_pass(folder / str(got.vocab_size - 1))
+    with pytest.raises(UserError, match="does not fit a vocabulary of 40 tokens"):
+        load_pass(folder / "40")
 
 
 def test_batches_keep_to_their_tokens_and_change_no_answer() -> None:
