@@ -47,6 +47,7 @@ def test_a_job_never_seen_takes_what_its_rule_takes_else_what_all_take() -> None
 def test_measurements_are_added_and_the_others_shared_but_the_longest_is_not() -> None:
     jobs = {1: TimedJob("a", "r"), 2: TimedJob("b", "r"), 3: TimedJob("c", "m", alone=True)}
     assert seconds_left(jobs, {}, {}, {"a": 10.0, "b": 10.0, "c": 7.0}, 2) == pytest.approx(17)
+    assert seconds_left(jobs, {}, {}, {"a": 1.0, "b": 1.0, "c": 7.0}, 2) == pytest.approx(8)
     assert seconds_left(jobs, {}, {}, {"a": 90.0, "b": 10.0, "c": 7.0}, 2) == pytest.approx(97)
     assert seconds_left(jobs, {}, {1: 85.0}, {"a": 90.0, "b": 10.0, "c": 7.0}, 2) == pytest.approx(17)
 
