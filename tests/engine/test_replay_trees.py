@@ -13,6 +13,7 @@ import torch
 from draftlab.core.sampling import Sampling, to_probs
 from draftlab.core.tree import Tree
 from draftlab.engine import replay_trees
+from draftlab.engine.confidence import grow, grown_tree
 from draftlab.engine.replay_lengths import prefill_everywhere
 from draftlab.engine.replay_trees import confident_trees, rank_in, ranked_tree
 from draftlab.engine.tree_shapes import RecordedTexts
@@ -67,6 +68,14 @@ def test_a_tree_has_no_more_nodes_than_it_may_where_children_are_certain() -> No
             greedy.append(int(DRAFT.answer_logits([[1, 2, *greedy]], [[0]])[-1].argmax()))
     found = confident_trees(DRAFT, [[1, 2]], [greedy], Sampling(0), nodes=[1, 2, DEPTH], depth=DEPTH, width=VOCAB)
     assert [tree[0].tolist() for tree in found] == [[True, False, False], [True, True, False], [True] * DEPTH]
+
+
+def test_a_tree_has_no_text_that_the_draft_cannot_write() -> None:
+    logits = torch.tensor([[0.5, 0.3, 0.1, 0.1], [0.9, 0.04, 0.03, 0.03]]).log()
+    level = grow(None, logits, Sampling(top_p=0.6), depth=1, width=4)  # one level reads nothing
+    tree, tokens, _ = grown_tree([*level], nodes=4)
+    assert tree.is_drawn.sum((1, 2)).tolist() == [2, 1]
+    assert tokens[tree.is_drawn].tolist() == [0, 1, 0]
 
 
 def test_a_narrow_search_goes_on_with_the_best_texts_alone() -> None:
