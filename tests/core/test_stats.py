@@ -105,7 +105,7 @@ def test_no_denominator_is_nan_not_zero():
 
 
 def test_a_resample_without_a_denominator_is_left_out_without_a_warning():
-    with warnings.catch_warnings(action="error"):
+    with warnings.catch_warnings(action="error", category=RuntimeWarning):
         drawn = stats.ratio([1, 1, 1], [0, 0, 3])
     assert drawn.estimate == 1
     assert np.isfinite([drawn.low, drawn.high]).all()
