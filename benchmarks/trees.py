@@ -100,15 +100,17 @@ def bench(target: Path, draft: Path, answers: Path, settings: TreeBench) -> pd.D
                 for name, verifier in TREE_VERIFIERS.items():
                     kept = sum(stop.chance * stop.length for stop in verifier.stops(*first))
                     found.append({"request": number, "num_drafts": count, "verifier": name, "tokens": kept + 1})
-    sums = pd.DataFrame(found).groupby(["num_drafts", "verifier", "request"])["tokens"].sum().unstack("request")
     rows = []
-    for (count, name), tokens in sums.iterrows():
-        calls = np.full(len(tokens), settings.starts)
-        each, gap = stats.ratio(tokens, calls), stats.ratio_difference(tokens, calls, sums.loc[(count, AGAINST)], calls)
-        rows.append({
-            "num_drafts": count, "verifier": name, "n": each.n, "tokens": each.estimate, "low": each.low, "high": each.high,
-            "gap": gap.estimate, "gap_low": gap.low, "gap_high": gap.high,
-        })  # fmt: skip
+    for count in settings.num_drafts:
+        of_count = [one for one in found if one["num_drafts"] == count]
+        tokens = pd.DataFrame(of_count).pivot_table("tokens", "request", "verifier", aggfunc="sum").to_dict("list")
+        calls = [settings.starts] * len(tokens[AGAINST])
+        for name in TREE_VERIFIERS:
+            each = stats.ratio(tokens[name], calls)
+            gap = stats.ratio_difference(tokens[name], calls, tokens[AGAINST], calls)
+            row = {"num_drafts": count, "verifier": name, "n": each.n}
+            row |= {"tokens": each.estimate, "low": each.low, "high": each.high}
+            rows.append(row | {"gap": gap.estimate, "gap_low": gap.low, "gap_high": gap.high})
     return pd.DataFrame(rows)
 
 
