@@ -9,7 +9,6 @@ beginnings of recorded answers, and the average over what a verifier accepts is 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
 import pandas as pd
@@ -20,7 +19,7 @@ from torch import Generator, Tensor
 
 import benchmarks
 from draftlab.core import stats
-from draftlab.core.sampling import Sampling, draw, restrict, to_probs
+from draftlab.core.sampling import Sampling, draw, to_probs
 from draftlab.core.settings import Count, Flat, NonNegativeInt, Settings
 from draftlab.core.verify import TREE_VERIFIERS
 from draftlab.engine.answers import Answer
@@ -40,8 +39,8 @@ class TreeBench(Settings):
     requests: Count = Field(100, description="recorded answers")
     starts: Count = Field(4, description="places in each answer after which sequences are drafted")
     top_k: NonNegativeInt = Field(0, description="most probable tokens that are kept; 0: all")
-    draft_temperature: Annotated[float, Field(gt=0)] = 1.0
-    seed: int = 0
+    draft_temperature: float = Field(1.0, gt=0, description="temperature of the draft; the target's is 1")
+    seed: int = Field(0, description="seed of the places and of the drafts")
 
 
 Drafted = tuple[
@@ -63,7 +62,7 @@ def draft_after(
     cache.take([0] * count)
     last, tokens, rows = token.expand(count), list[Tensor](), list[Tensor]()
     for _ in range(settings.draft_len):
-        rows.append(to_probs((cache.extend(last[:, None])[:, 0]), of_draft))
+        rows.append(to_probs(cache.extend(last[:, None])[:, 0], of_draft))
         last = draw(rows[-1], 1, generator)[:, 0]
         tokens.append(last)
     read, token = target.decoder().prefill([text], settings.draft_len + 1)
@@ -76,11 +75,8 @@ def draft_after(
 def on_their_support(drafted: Drafted) -> Drafted:
     """The same on the tokens that one of the distributions has anywhere, which are few after top-k."""
     target, draft, tokens = drafted
-    padded = torch.cat([draft, torch.zeros_like(draft[:, :1])], 1)
-    whole = torch.cat([tokens, tokens[:, :1]], 1)
-    flat = restrict(target.flatten(0, 1).sum(0)[None], padded.flatten(0, 1)[None], whole.flatten()[None])
-    columns = flat[3][0]
-    return target[..., columns], draft[..., columns], flat[2].view_as(whole)[:, :-1]
+    support = (target.sum((0, 1)) + draft.sum((0, 1))).nonzero()[:, 0]
+    return target[..., support], draft[..., support], torch.searchsorted(support, tokens)
 
 
 def bench(target: Path, draft: Path, answers: Path, settings: TreeBench) -> pd.DataFrame:

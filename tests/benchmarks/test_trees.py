@@ -30,6 +30,12 @@ def test_every_verifier_on_the_same_drafts(results):
     assert len(table(frame).splitlines()) == 2 + len(frame)
 
 
+def test_a_target_that_drafts_for_itself_keeps_everything(results):
+    target, answers = results / "models" / "target", results / "answers" / "toy.eval" / "answers.jsonl"
+    frame = bench(target, target, answers, TreeBench(num_drafts=[1], draft_len=2, requests=4, starts=2))
+    assert frame["tokens"].tolist() == pytest.approx([3.0] * len(TREE_VERIFIERS))
+
+
 def test_distributions_along_the_drafts(results):
     target, draft = (load_model(results / "models" / name) for name in ("target", "draft"))
     settings = TreeBench(num_drafts=[2], draft_len=3, top_k=4, draft_temperature=1.5)

@@ -70,21 +70,24 @@ def test_every_rule_is_tuned_on_the_stream(results):
     assert set(alone["rule"]) == {"fixed", "tuned", *RULES}
 
 
-def test_a_rule_learns_from_the_stream_alone(results, monkeypatch):
+def test_a_rule_and_its_threshold_come_from_the_stream_alone(results, monkeypatch):
+    stream = sum(load_pass(results / "answers/toy.train").lengths[:5])
+    held_out = sum(load_pass(results / "answers/toy.eval").lengths)
     seen = []
 
-    def noted(stream, drafted):
-        seen.append((sum(stream.lengths), sum(drafted.lengths)))
-        return drafted.confidence
+    def known(passed, drafted):
+        """High where a token is accepted; elsewhere low along the stream, and middling along the held-out answers."""
+        seen.append((sum(passed.lengths), sum(drafted.lengths)))
+        other = 0.1 if sum(drafted.lengths) == stream else 0.5
+        return np.where(np.arange(drafted.depth) < drafted.accepted[:, None], 0.9, other)
 
-    monkeypatch.setitem(RULES, "confident", noted)
+    monkeypatch.setitem(RULES, "confident", known)
     models, answers = results / "models", results / "answers"
     drafts = {"before": models / "draft", "distilled": models / "draft"}
     inputs = lookup.Inputs(drafts=drafts, train=answers / "toy.train", held_out=answers / "toy.eval")
-    lookup.run(lookup.Settings(dataset="toy", depth=2, tuning=5), inputs, Bench(Path()))
-    stream = sum(load_pass(answers / "toy.train").lengths[:5])
-    held_out = sum(load_pass(answers / "toy.eval").lengths)
+    _, facts = lookup.run(lookup.Settings(dataset="toy", depth=2, tuning=5), inputs, Bench(Path()))
     assert set(seen) == {(stream, stream), (stream, held_out)}
+    assert facts["distilled"]["confident"] == 0.15, "the least that separates them along the stream"
 
 
 def test_a_call_costs_what_was_measured_for_its_tokens():

@@ -25,9 +25,8 @@ EVERY = (*names("engine.length_rules", "RULES"), SCHEDULE)
 if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
-    from jaxtyping import Float64
+    from jaxtyping import Float64, Int64
 
-    from draftlab.engine.length_rules import Scores
     from draftlab.engine.recording import TargetPass
     from draftlab.engine.replay_lengths import BlockCounts, Drafted
     from draftlab.models import LanguageModel
@@ -71,7 +70,7 @@ class Row:
         "lookup, before or distilled: the draft; lookup_first: lookup, and the distilled draft where nothing is found"
     )
     rule: Rule = column(
-        "the length of a block: fixed; tuned, the fixed one that is best on the stream; confident, entropy, margin, joint or fitted, while the score of that name is high enough; schedule, as transformers' heuristic has it; oracle, what stands"
+        "the length of a block: fixed; tuned, the fixed one that is best on the stream; schedule, as transformers' heuristic has it; oracle, what stands; each other, while the score of that name is high enough"
     )
     draft_len: int = column("longest block", "tokens")
     threshold: float = column("score below which a block ends; 0: never", "probability")
@@ -152,29 +151,33 @@ def _replay(
     tuning, measured = (draft_everywhere(draft, answers, settings.depth) for answers in (recorded, held_out))
     is_lookup = name == "lookup"
 
+    def blocks_of(drafted: Drafted, lengths: Int64[np.ndarray, " positions"], asks: bool = False) -> BlockCounts:
+        if is_lookup:  # It drafts nothing where it finds nothing, as on an engine, and asks no model.
+            return cut(drafted, np.minimum(lengths, drafted.confident(SURE)))
+        return cut(drafted, lengths, asks)
+
     def fixed(drafted: Drafted, length: int) -> BlockCounts:
-        # Lookup drafts nothing where it finds nothing, as on an engine.
-        return cut(drafted, np.minimum(length, drafted.confident(SURE)) if is_lookup else drafted.fixed(length))
+        return blocks_of(drafted, drafted.fixed(length))
 
-    def scored(drafted: Drafted, scores: Scores, threshold: float) -> BlockCounts:
-        lengths = while_at_least(scores, threshold)
-        return cut(drafted, np.minimum(lengths, drafted.confident(SURE)) if is_lookup else lengths, asks=not is_lookup)
-
-    def best_threshold(rule: str) -> tuple[str, int, float, BlockCounts]:
+    def by_score(rule: str) -> tuple[str, int, float, BlockCounts]:
         on_stream, on_measured = RULES[rule](tuning, tuning), RULES[rule](tuning, measured)
-        least = max(THRESHOLDS, key=lambda threshold: speed(scored(tuning, on_stream, threshold), settings))
-        return rule, settings.depth, least, scored(measured, on_measured, least)
+
+        def speed_on_stream(threshold: float) -> float:
+            return speed(blocks_of(tuning, while_at_least(on_stream, threshold), asks=True), settings)
+
+        least = max(THRESHOLDS, key=speed_on_stream)
+        return rule, settings.depth, least, blocks_of(measured, while_at_least(on_measured, least), asks=True)
 
     lengths = range(1, settings.depth + 1)
     best = max(lengths, key=lambda length: speed(fixed(tuning, length), settings))
+    scored = [by_score(rule) for rule in settings.length_rules if rule != SCHEDULE]
     rules = [("fixed", length, 0.0, fixed(measured, length)) for length in lengths]
-    rules.append(("tuned", best, 0.0, fixed(measured, best)))
-    rules += (scored_rules := [best_threshold(rule) for rule in settings.length_rules if rule != SCHEDULE])
+    rules += [("tuned", best, 0.0, fixed(measured, best)), *scored]
     if SCHEDULE in settings.length_rules and not is_lookup:  # it drafts all that it finds, in transformers too
         choose = schedule(min(FIRST, settings.depth), settings.depth)
         rules.append((SCHEDULE, settings.depth, 0.0, cut(measured, choose)))
     rules.append(("oracle", settings.depth, 0.0, cut(measured, measured.oracle())))
-    facts = {"tuned": best} | {rule: least for rule, _, least, _ in scored_rules}
+    facts = {"tuned": best} | {rule: least for rule, _, least, _ in scored}
     frames = []
     for rule, length, threshold, blocks in rules:
         counts = {key: getattr(blocks, key) for key in ("blocks", "drafted", "accepted", "steps", "emitted")}

@@ -16,7 +16,7 @@ from draftlab.core.verify.optimal import in_ratio_order, key_survivors, select_b
 from draftlab.core.verify.optimum import ranks, ratio_order
 from draftlab.core.verify.sequence import DraftAlong, Sequences, TargetAlong
 from draftlab.core.verify.survivors import Order, Position
-from draftlab.core.verify.tree import Stop, TreeVerifier
+from draftlab.core.verify.tree import Stop, TreeVerifier, branches
 
 Select = Callable[[Table, Table, Tokens], tuple[Float64[Tensor, "batch drafts"], Table]]
 """``(target, draft, tokens) ->`` the probability that each of K i.i.d. drafts is selected, and the distribution of the selected token."""
@@ -61,11 +61,9 @@ def _stops(select: Select, target_probs: TargetAlong, draft_probs: DraftAlong, t
             return
         drawn = tokens[members, depth]
         chosen, selected = select(target_probs[path, depth][None], draft_probs[path, depth][None], drawn[None])
-        by_member = dict(zip(members, drawn.tolist(), strict=True))
-        for token in dict.fromkeys(by_member.values()):
+        for token, same in branches(tokens, depth, members).items():
             chance = float(chosen[0, drawn == token].sum())
             if chance > 0:
-                same = [member for member in members if by_member[member] == token]
                 descend(same, depth + 1, reached * chance, [*rows, selected[0]])
 
     descend(list(range(len(tokens))), 0, 1.0, [])

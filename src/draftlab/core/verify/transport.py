@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from draftlab.core.verify.optimal import select_by_key
 from draftlab.core.verify.sequence import DraftAlong, Sequences, TargetAlong
-from draftlab.core.verify.tree import Stop, TreeVerifier
+from draftlab.core.verify.tree import Stop, TreeVerifier, branches
 
 
 def _stops(target_probs: TargetAlong, draft_probs: DraftAlong, tokens: Sequences) -> list[Stop]:
@@ -19,10 +19,7 @@ def _stops(target_probs: TargetAlong, draft_probs: DraftAlong, tokens: Sequences
             drawn = tokens[members, depth]
             # A target of mass w selects like one that has 1 - w more, on a token that is never drafted.
             chosen, selected = select_by_key(target[None], draft_probs[path, depth][None], drawn[None])
-            below: dict[int, list[int]] = {}
-            for member in members:
-                below.setdefault(int(tokens[member, depth]), []).append(member)
-            for token, same in below.items():
+            for token, same in branches(tokens, depth, members).items():
                 accepts = float(chosen[0, drawn == token].sum())
                 if (mass := float(selected[0, token])) > 0:
                     accepts *= min(1.0, float(target[token]) / mass)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from draftlab.core.verify.sequence import DraftAlong, Sequences, TargetAlong
-from draftlab.core.verify.tree import Stop, TreeVerifier
+from draftlab.core.verify.tree import Stop, TreeVerifier, branches
 
 
 def _stops(target_probs: TargetAlong, draft_probs: DraftAlong, tokens: Sequences) -> list[Stop]:
@@ -16,9 +16,7 @@ def _stops(target_probs: TargetAlong, draft_probs: DraftAlong, tokens: Sequences
         target = target_probs[path, depth]
         if depth < tokens.shape[1]:
             draft = draft_probs[path, depth]
-            below: dict[int, list[int]] = {}
-            for member in members:
-                below.setdefault(int(tokens[member, depth]), []).append(member)
+            below = branches(tokens, depth, members)
             # In the order drafted, so that what decides about a draw never depends on later ones.
             for member in members:
                 token = int(tokens[member, depth])

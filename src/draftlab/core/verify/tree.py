@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -96,6 +96,14 @@ class TreeVerifier:
             stop = stops[int(draw(chances, 1, generator))]
             drawn.append((stop.path, stop.length, int(draw(_weights(stop, given[0]), 1, generator))))
         return Outcome(*(torch.tensor(part, device=tokens.device) for part in zip(*drawn, strict=True)))
+
+
+def branches(tokens: Sequences, depth: int, members: Sequence[int]) -> dict[int, list[int]]:
+    """The next token after ``depth`` tokens that the sequences ``members`` share -> those that go on with it, in the order drafted."""
+    found: dict[int, list[int]] = {}
+    for member in members:
+        found.setdefault(int(tokens[member, depth]), []).append(member)
+    return found
 
 
 def _weights(stop: Stop, target_probs: TargetAlong) -> Float64[Tensor, " vocab"]:
