@@ -18,7 +18,7 @@ def drafted(
     """What a draft proposed at each position; the same at all of them if one row is given."""
     rows = {"confidence": confidence, "entropy": confidence, "margin": confidence} | shown
     each = {name: np.broadcast_to(np.array(values), (len(accepted), len(values[0]))) for name, values in rows.items()}
-    return Drafted(lengths, np.array(accepted), **each)
+    return Drafted(lengths, np.array(accepted), **each, found=each["confidence"] == 1)
 
 
 def test_the_scores_of_a_block_by_hand():
@@ -60,7 +60,7 @@ def test_transformers_schedule_follows_what_was_accepted():
         lengths.append(choose(position, before))
         return lengths[-1]
 
-    some = Drafted([5, 4], np.array([2, 0, 0, 1, 0, 0, 0, 1, 0]), always, always, always)
+    some = Drafted([5, 4], np.array([2, 0, 0, 1, 0, 0, 0, 1, 0]), always, always, always, always == 1)
     blocks = cut(some, noted)
     assert lengths == [2, 4, 3, 2, 1]
     assert blocks.drafted.tolist() == [2 + 4, 3 + 2 + 1]
@@ -74,8 +74,9 @@ def test_the_fitted_rule_learns_that_found_tokens_are_often_wrong():
     confidence = np.where(rng.random((positions, 2)) < 0.5, 1.0, rng.uniform(0.2, 0.9, (positions, 2)))
     right = rng.random((positions, 2)) < np.where(confidence == 1, 0.3, confidence)
     same = np.zeros((positions, 2))  # neither the entropy nor the margin tells anything
-    stream = Drafted([positions], right.cumprod(1).sum(1), confidence, same, same)
-    seen = Drafted([3], np.zeros(3), np.array([[1.0, 0.3], [0.3, 1.0], [0.8, 0.8]]), same[:3], same[:3])
+    stream = Drafted([positions], right.cumprod(1).sum(1), confidence, same, same, confidence == 1)
+    proposed = np.array([[1.0, 0.3], [0.3, 1.0], [0.8, 0.8]])
+    seen = Drafted([3], np.zeros(3), proposed, same[:3], same[:3], proposed == 1)
     expected = [[0.3, 0.3], [0.3, 0.3], [0.8, 0.8]]
     assert acceptance_model(stream)(seen) == pytest.approx(np.array(expected), abs=0.06)
     assert RULES["fitted"](stream, seen) == pytest.approx(np.cumprod(expected, 1), abs=0.08)
@@ -88,11 +89,12 @@ def test_the_fit_ignores_what_nobody_knows():
     accepted = (rng.random((200, 3)) < confidence).cumprod(1).sum(1)
     lengths = [4] * 50
     left = np.tile([4, 3, 2, 1], 50)
-    stream = Drafted(lengths, np.minimum(accepted, left), confidence, 1 - confidence, confidence)
+    nowhere = np.zeros((200, 3), dtype=bool)
+    stream = Drafted(lengths, np.minimum(accepted, left), confidence, 1 - confidence, confidence, nowhere)
     unknown = np.arange(3) >= np.minimum(stream.accepted + 1, left)[:, None]
     assert unknown.any(1).mean() > 0.5
     other = np.where(unknown, 0.99, confidence)
-    changed = Drafted(lengths, stream.accepted, other, 1 - other, other)
+    changed = Drafted(lengths, stream.accepted, other, 1 - other, other, nowhere)
     probe = drafted([1], [0], [[0.7, 0.6, 0.5]])
     assert acceptance_model(changed)(probe) == pytest.approx(acceptance_model(stream)(probe), abs=1e-6)
 

@@ -84,7 +84,8 @@ def test_a_length_that_follows_the_confidence_is_that_of_the_engine(pair, tmp_pa
 
 def test_the_oracle_drafts_what_stands_and_asks_cost_a_step():
     """Two answers: at the first position 3 drafted tokens are accepted, at later ones fewer; nothing is accepted in the second answer."""
-    drafted = Drafted([5, 2], np.array([3, 2, 1, 0, 0, 0, 0]), *[np.tile([0.9, 0.8, 0.3, 1.0], (7, 1))] * 3)
+    shown = np.tile([0.9, 0.8, 0.3, 1.0], (7, 1))
+    drafted = Drafted([5, 2], np.array([3, 2, 1, 0, 0, 0, 0]), shown, shown, shown, found=shown == 1)
     oracle = cut(drafted, drafted.oracle())
     assert oracle.blocks.tolist() == [2, 2]
     assert oracle.drafted.tolist() == oracle.accepted.tolist() == [3, 0]

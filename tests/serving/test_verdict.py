@@ -2,7 +2,9 @@
 
 import hashlib
 import html
+import json
 import re
+import shlex
 import subprocess
 import time
 from dataclasses import replace
@@ -22,12 +24,14 @@ from draftlab.engine.answers import Answer
 from draftlab.engine.recording import load_pass
 from draftlab.engine.replay import replay
 from draftlab.engine.replay_lengths import cut, draft_everywhere
+from draftlab.engine.replay_suffixes import continue_everywhere
 from draftlab.errors import UserError
 from draftlab.files.atomic import write_text
 from draftlab.files.json_files import write_json, write_jsonl
 from draftlab.models import LanguageModel, load_model
 from draftlab.models.lookup import Lookup
 from draftlab.models.ngrams import Ngrams
+from draftlab.models.suffixes import LEAST, LONGEST
 from draftlab.models.tokenizer import train_tokenizer
 from draftlab.plan.run import Run, run_of
 from draftlab.report import card, verdict_command
@@ -851,6 +855,16 @@ def test_the_stage_counts_what_replay_counts(tmp_path: Path, temperature: float)
         "request_id"
     )
     assert (first["empty"].to_numpy() >= np.array(found)).all()
+    stream = load_pass(tmp_path / "answers" / ("toy.train" + (".t1" if temperature else "")))
+    remembering = rows[(rows["option"] == "suffix") & (rows["draft_len"] == 3) & (rows["proposal"] == proposal)]
+    drafted = continue_everywhere(recorded, stream.answers, 3)
+    blocks = cut(drafted, drafted.without_model())
+    assert remembering["split"].unique().tolist() == ["eval"], "it remembers the answers of the stream"
+    for count in ("blocks", "accepted", "drafted", "changes"):
+        assert remembering[count].tolist() == getattr(blocks, count).tolist()
+    assert remembering["empty"].tolist() == blocks.calls[:, 0].tolist()
+    assert remembering["accepted"].sum() > 0 == remembering["steps"].sum()
+    assert 0 < record["runs"][0]["search_seconds"] < 0.1
     if not temperature:
         asked = draft_everywhere(Lookup(load_model(tmp_path / "models" / "draft")), recorded, 3)
         blocks = cut(asked, asked.confident(1.0))
@@ -996,6 +1010,34 @@ def test_commands_name_what_engines_find(model: str, to_serve: str | None, to_co
     assert first == convert if to_convert else f"--vocabulary-of {served} " in first
     own = commands(decide(table(0.8, option="as_it_comes"), target=model), Path("out"), model, Path("results"))[0]
     assert f" --draft {served.replace('target', 'draft')} " in own
+
+
+def test_suffix_decoding_is_served_by_vllm():
+    found = decide(table(0.8, option="suffix", spread=0.1).assign(steps=0.0), facts=FACTS | {"search_seconds": 2e-4})
+    assert found.best == "suffix"
+    for target, served in (("T", "T"), ("T.gguf", "results/main/models/target")):
+        judged = found.model_copy(update={"target": target})
+        engine, monitor = commands(judged, Path("out"), "", Path("results"))
+        words = shlex.split(engine)
+        assert words[:4] == ["vllm", "serve", served, "--speculative-config"]
+        length = judged.monitor.draft_len
+        expected = {"method": "suffix", "num_speculative_tokens": length, "suffix_decoding_max_tree_depth": LONGEST}
+        assert json.loads(words[4]) == expected | {"suffix_decoding_min_token_prob": LEAST}
+        assert "localhost:8000/metrics" in monitor
+
+
+def test_suffix_decoding_pays_for_its_search_where_it_was_measured():
+    """A plain step takes 10 ms, so a search of 1 ms costs a tenth of it a block; a lookup is cheaper, and a profile's engine searches beside."""
+    rows, costs = table(0.6, option="suffix").assign(steps=0.0), from_probes(probes(around=(0.0, 0.01)), 100)
+    facts = FACTS | {"search_seconds": 1e-3}
+    (slow,) = decide(rows, costs, facts).options
+    (fast,) = decide(rows, costs, FACTS | {"search_seconds": 0.0}).options
+    (lookup,) = decide(rows.assign(option="lookup"), costs).options
+    costs_of = [90 / option.by_length[2].speedup.estimate for option in (fast, slow, lookup)]
+    blocks = float(rows.loc[rows["draft_len"] == 3, "blocks"].iloc[0])
+    assert costs_of[1:] == pytest.approx([costs_of[0] + 0.1 * blocks, costs_of[0] + 0.01 * blocks])
+    (elsewhere,) = decide(rows, replace(costs, is_here=False), facts).options
+    assert elsewhere.speedup == lookup.speedup
 
 
 def test_lookup_alone_is_served_by_the_engine_of_the_target():

@@ -9,6 +9,7 @@ from draftlab.engine.length_rules import RULES, schedule
 from draftlab.engine.recording import load_pass
 from draftlab.engine.replay import replay
 from draftlab.engine.replay_lengths import BlockCounts, cut, draft_everywhere, while_at_least
+from draftlab.engine.replay_suffixes import continue_everywhere, first_or_else
 from draftlab.models import load_model
 from draftlab.models.lookup import Lookup
 from draftlab.stages import lookup
@@ -88,6 +89,44 @@ def test_a_rule_and_its_threshold_come_from_the_stream_alone(results, monkeypatc
     _, facts = lookup.run(lookup.Settings(dataset="toy", depth=2, tuning=5), inputs, Bench(Path()))
     assert set(seen) == {(stream, stream), (stream, held_out)}
     assert facts["distilled"]["confident"] == 0.15, "the least that separates them along the stream"
+
+
+def test_suffix_decoding_remembers_the_answers_of_the_stream(results):
+    models, answers = results / "models", results / "answers"
+    drafts = {"before": models / "draft", "distilled": models / "draft"}
+    inputs = lookup.Inputs(drafts=drafts, train=answers / "toy.train", held_out=answers / "toy.eval")
+    settings = lookup.Settings(dataset="toy", depth=3, tuning=20, suffixes=True, length_rules=["joint"])
+    rows, facts = lookup.run(settings, inputs, Bench(Path()))
+    stream, held_out = (load_pass(answers / f"toy.{split}") for split in ("train", "eval"))
+    tuning, measured = (continue_everywhere(passed, stream.answers, 3) for passed in (stream.take(range(20)), held_out))
+    model = draft_everywhere(load_model(models / "draft"), held_out, 3)
+    takes = measured.found[:, 0] & (measured.confidence[:, 0] >= 0.5)
+    joined = first_or_else(measured, model, takes)
+    assert 0 < takes.sum() < len(takes)
+
+    def blocks(contender, rule, draft_len=3):
+        own = rows.query(f"contender == '{contender}' and rule == '{rule}' and draft_len == {draft_len}")
+        return own["blocks"].tolist(), own["drafted"].tolist(), own["steps"].tolist()
+
+    def counted(found):
+        return found.blocks.tolist(), found.drafted.tolist(), found.steps.tolist()
+
+    for length in (1, 3):
+        alone = np.minimum(measured.fixed(length), measured.without_model())
+        assert blocks("suffix", "fixed", length) == counted(cut(measured, alone))
+        assert blocks("suffix_first", "fixed", length) == counted(cut(joined, joined.fixed(length)))
+    least = facts["suffix_first"]["joint"]
+    assert blocks("suffix_first", "joint") == counted(
+        cut(joined, while_at_least(joined.confidence.cumprod(1), least), asks=True)
+    )
+    assert (rows.loc[rows["contender"] == "suffix", "steps"] == 0).all()
+    speeds = [
+        lookup.speed(cut(tuning, np.minimum(tuning.fixed(k), tuning.without_model())), settings) for k in (1, 2, 3)
+    ]
+    assert speeds[facts["suffix"]["tuned"] - 1] == max(speeds), "tuned on answers that do not remember themselves"
+    without, _ = lookup.run(settings.model_copy(update={"suffixes": False}), inputs, Bench(Path()))
+    same = rows[~rows["contender"].str.startswith("suffix")].reset_index(drop=True)
+    assert same.equals(without)
 
 
 def test_a_call_costs_what_was_measured_for_its_tokens():

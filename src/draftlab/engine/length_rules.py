@@ -44,7 +44,7 @@ def fitted(stream: Drafted, drafted: Drafted) -> Scores:
     """The probability that all tokens of the block up to this one are accepted, by a logistic regression that learns from the stream.
 
     SpecDec++ (arXiv 2405.19715) stops at a threshold of this probability, and trains a head of the draft to predict it. The regression sees only what
-    the other rules see, and whether prompt lookup found the token, not the tokens before it.
+    the other rules see, and whether the token was found in a text, not the tokens before it.
     """
     accepts = acceptance_model(stream)
     return np.asarray(accepts(drafted).cumprod(1))
@@ -93,6 +93,6 @@ def acceptance_model(stream: Drafted) -> Callable[[Drafted], Scores]:
 
 
 def _features(drafted: Drafted) -> Float64[np.ndarray, "positions depth features"]:
-    """What is known of a drafted token before the target reads it; only prompt lookup has a confidence of 1."""
+    """What is known of a drafted token before the target reads it."""
     sure = logit(drafted.confidence.clip(1e-6, 1 - 1e-6))
-    return np.stack([sure, drafted.entropy, drafted.margin, drafted.confidence == 1], -1).astype(np.float64)
+    return np.stack([sure, drafted.entropy, drafted.margin, drafted.found], -1).astype(np.float64)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64, Int64
+from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
 from draftlab.core.sampling import most_probable
@@ -32,14 +32,15 @@ NextLength = Callable[[int, tuple[int, int] | None], int]
 @dataclass(frozen=True)
 class Drafted:
     """For a block that begins at each answer position, request after request: how many drafted tokens are accepted (``accepted``). For each of them,
-    the draft's probability of it (``confidence``), the entropy of the draft's distribution, and how much more probable it is than the next token
-    (``margin``). Nothing is accepted beyond the end of an answer."""
+    the draft's probability of it (``confidence``), the entropy of the draft's distribution, how much more probable it is than the next token
+    (``margin``), and whether it was ``found`` in a text, without a model. Nothing is accepted beyond the end of an answer."""
 
     lengths: list[int]
     accepted: Int64[np.ndarray, " positions"]
     confidence: Float64[np.ndarray, "positions depth"]
     entropy: Float64[np.ndarray, "positions depth"]
     margin: Float64[np.ndarray, "positions depth"]
+    found: Bool[np.ndarray, "positions depth"]
 
     @property
     def depth(self) -> int:
@@ -53,7 +54,7 @@ class Drafted:
 
     def upto(self, depth: int) -> Drafted:
         """The same with blocks of at most ``depth``."""
-        shown = {name: getattr(self, name)[:, :depth] for name in ("confidence", "entropy", "margin")}
+        shown = {name: getattr(self, name)[:, :depth] for name in ("confidence", "entropy", "margin", "found")}
         return replace(self, accepted=self.accepted.clip(max=depth), **shown)
 
     def fixed(self, draft_len: int) -> Int64[np.ndarray, " positions"]:
@@ -63,6 +64,10 @@ class Drafted:
     def confident(self, min_prob: float) -> Int64[np.ndarray, " positions"]:
         """As many tokens in a row as the draft gives probability ``min_prob`` or more."""
         return while_at_least(self.confidence, min_prob)
+
+    def without_model(self) -> Int64[np.ndarray, " positions"]:
+        """As many tokens in a row as were found in a text."""
+        return np.asarray(self.found.cumprod(1).sum(1))
 
     def oracle(self) -> Int64[np.ndarray, " positions"]:
         """As many tokens as are accepted, which no real rule can know."""
@@ -120,7 +125,8 @@ def draft_everywhere(draft: LanguageModel, recorded: TargetPass, depth: int) -> 
         expected = np.lib.stride_tricks.sliding_window_view(padded, depth)[: len(answer)]
         accepted.append((tokens == expected).cumprod(1).sum(1))
         shown.append(np.stack(signals).astype(np.float64))
-    return Drafted(recorded.lengths, np.concatenate(accepted), *np.concatenate(shown, 1))
+    confidence, spread, margin = np.concatenate(shown, 1)
+    return Drafted(recorded.lengths, np.concatenate(accepted), confidence, spread, margin, found=confidence == 1)
 
 
 class Guess(NamedTuple):
@@ -182,10 +188,10 @@ def prefill_everywhere(
 def cut(drafted: Drafted, lengths: Int64[np.ndarray, " positions"] | NextLength, asks: bool = False) -> BlockCounts:
     """Cut the answers into blocks, each of the length that ``lengths`` has, or chooses, where it begins.
 
-    The draft model makes a step for each drafted token of a confidence below 1 (prompt lookup needs none). If the rule ``asks`` for the
+    The draft model makes a step for each drafted token that was not found in a text. If the rule ``asks`` for the
     confidence of the next token before it stops, that is one more step.
     """
-    steps = (drafted.confidence < 1).cumsum(1)
+    steps = (~drafted.found).cumsum(1)
     requests = len(drafted.lengths)
     calls = np.zeros((requests, drafted.depth + 1), dtype=np.int64)
     kept, judged, made, whole, changes = np.zeros((5, requests), dtype=np.int64)

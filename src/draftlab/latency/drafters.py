@@ -12,8 +12,10 @@ from draftlab.core.confident_tree import ConfidentTree
 from draftlab.latency.cost_aware import AtLeast, Rule
 from draftlab.latency.lookup import LookupBackend
 from draftlab.latency.loop import DraftLength, Generation, speculate
+from draftlab.latency.suffixes import speculate_with_suffixes
 from draftlab.latency.trees import LookedUp, speculate_with_trees
 from draftlab.models.backend import LatencyBackend
+from draftlab.models.suffixes import Memory
 
 
 class Drafter(Protocol):
@@ -60,6 +62,25 @@ class InTrees:
     ) -> Generation:
         how = (target, self.draft, prompt, length, self.tree)
         return speculate_with_trees(*how, temperature=temperature, rng=rng, rule=self.rule, lookup=self.lookup)
+
+
+@dataclass(frozen=True)
+class InSuffixes:
+    """One sequence for a block, from suffix decoding with this ``memory``; if ``joined``, the draft's where that is unsure."""
+
+    draft: LatencyBackend
+    draft_len: DraftLength
+    memory: Memory
+    joined: bool = False
+    min_prob: float = 0.0
+
+    def answer(
+        self, target: LatencyBackend, prompt: Sequence[int], length: int, temperature: float, rng: np.random.Generator
+    ) -> Generation:
+        how = (target, self.draft, prompt, length, self.draft_len, self.memory)
+        return speculate_with_suffixes(
+            *how, joined=self.joined, temperature=temperature, rng=rng, min_prob=self.min_prob
+        )
 
 
 def answer_with(

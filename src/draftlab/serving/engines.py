@@ -15,6 +15,7 @@ import yaml
 
 from draftlab.errors import UserError
 from draftlab.files.weights import is_gguf
+from draftlab.models import suffixes
 from draftlab.models.ngrams import NGRAM
 from draftlab.serving.acceptance import LONGEST, AcceptanceCurves
 
@@ -219,6 +220,13 @@ def lookup_command(target: str, draft_len: int) -> list[str]:
     ngram = {"method": "ngram", "num_speculative_tokens": draft_len}
     ngram |= {"prompt_lookup_max": NGRAM, "prompt_lookup_min": NGRAM}
     return ["vllm", "serve", target, "--speculative-config", json.dumps(ngram)]
+
+
+def suffix_command(target: str, draft_len: int) -> list[str]:
+    """The command that serves a target with suffix decoding in vLLM, which needs the package ``arctic-inference`` for it."""
+    suffix: dict[str, object] = {"method": "suffix", "num_speculative_tokens": draft_len}
+    suffix |= {"suffix_decoding_max_tree_depth": suffixes.LONGEST, "suffix_decoding_min_token_prob": suffixes.LEAST}
+    return ["vllm", "serve", target, "--speculative-config", json.dumps(suffix)]
 
 
 def llama_cpp_lookup(draft_len: int) -> dict[str, object]:

@@ -22,7 +22,7 @@ from draftlab.errors import UserError
 from draftlab.files.json_files import read_object
 from draftlab.serving import records
 from draftlab.serving.records import SpeculationCounts
-from draftlab.serving.verdict_format import Range
+from draftlab.serving.verdict_format import SEARCHES, Range
 
 WINDOW = 100
 """Requests in a window; a draft is stale if the last window and the one before it are below the promise."""
@@ -46,7 +46,7 @@ class Bounds(BaseModel):
 class Promise(BaseModel):
     """The acceptance length (tokens per block with drafted tokens, the target's token included) that a verdict promises at a draft length.
 
-    Where there is a ``threshold``, a block may draft fewer tokens or none; so it may in the ``option`` prompt lookup.
+    Where there is a ``threshold``, a block may draft fewer tokens or none; so it may in the options that search texts.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -194,7 +194,7 @@ def judge(rows: Iterable[SpeculationCounts | None], promise: Promise) -> Status:
 
 def _check_counts_blocks(counts: SpeculationCounts, promise: Promise) -> None:
     """Refuse records that do not count the blocks of the promise, those with drafted tokens, apart from the others."""
-    if counts.engine == "llama.cpp" and counts.requests == 1 and (promise.threshold or promise.option == "lookup"):
+    if counts.engine == "llama.cpp" and counts.requests == 1 and (promise.threshold or promise.option in SEARCHES):
         raise UserError(
             "llama.cpp's timings do not tell in how many steps nothing was drafted", remedy="monitor its /metrics"
         )
@@ -203,7 +203,7 @@ def _check_counts_blocks(counts: SpeculationCounts, promise: Promise) -> None:
 def _check_draft_len(everything: Sums, promise: Promise) -> None:
     """Refuse records of another draft length than the promise's; where blocks may end early, they say nothing about it."""
     drafted = everything.drafted / everything.blocks
-    is_fixed = not promise.threshold and not promise.option.startswith("lookup")
+    is_fixed = not promise.threshold and not promise.option.startswith(SEARCHES)
     if is_fixed and not 0.75 <= drafted / promise.draft_len <= 1.05 and not math.isnan(drafted):
         raise UserError(
             f"production drafts {drafted:.2f} tokens a block, but the verdict is for {promise.draft_len}",

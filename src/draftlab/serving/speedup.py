@@ -15,7 +15,7 @@ from jaxtyping import Float64, Int64
 from draftlab.core.stats import ENOUGH, quantile
 from draftlab.core.theory import expected_block_length
 from draftlab.serving.costs import DRAWS, LONGEST, BlockCosts
-from draftlab.serving.verdict_format import AtLength, Ceiling, Option, Outcome, Range
+from draftlab.serving.verdict_format import SEARCHES, AtLength, Ceiling, Option, Outcome, Range
 
 CONVERSATIONS = 10
 """The fewest conversations from which an interval is drawn."""
@@ -103,8 +103,8 @@ def speedup(rows: pd.DataFrame, costs: BlockCosts, future: int = 0) -> Range:
 def other_costs(rows: pd.DataFrame, costs: BlockCosts) -> list[tuple[str, Float64[np.ndarray, "draws lengths"]]]:
     """What blocks cost beyond the draft's steps and the target's calls: the columns that count it, each with its cost."""
     terms = [("whole", costs.catch_up), ("changes", costs.change), ("blocks", costs.loop)]
-    looks_up = str(rows["option"].iloc[0]).startswith("lookup")
-    return [*terms, ("blocks", costs.lookup)] if looks_up else terms
+    searches = str(rows["option"].iloc[0]).startswith(SEARCHES)
+    return [*terms, ("blocks", costs.lookup)] if searches else terms
 
 
 def mean_context(rows: pd.DataFrame) -> float:

@@ -29,6 +29,7 @@ from draftlab.serving.speedup import (
 )
 from draftlab.serving.verdict_format import (
     NAMES,
+    SEARCHES,
     AtLength,
     Ceiling,
     Forecast,
@@ -49,7 +50,7 @@ GAIN = 0.01
 """A gain in acceptance that is too small to be worth more requests."""
 PARTS = 10
 """The number of parts of the stream whose acceptance is reported."""
-UNTRAINED = ("lookup", "as_it_comes")
+UNTRAINED = ("lookup", "suffix", "as_it_comes")
 """The options that need no training."""
 
 
@@ -102,7 +103,7 @@ def _has_draft(rows: pd.DataFrame) -> bool:
 
 def _own_costs(name: str, rows: pd.DataFrame, costs: BlockCosts) -> BlockCosts:
     """The costs of this option's blocks: those of the draft steps that it takes, and of lookup in the loop."""
-    if name.startswith("lookup"):
+    if name.startswith(SEARCHES):
         costs = replace(costs, loop=costs.loop + costs.lookup)
     if not _has_draft(rows):
         return replace(costs, step=0 * costs.step, catch_up=0 * costs.catch_up)
@@ -111,6 +112,13 @@ def _own_costs(name: str, rows: pd.DataFrame, costs: BlockCosts) -> BlockCosts:
         made = min(float(rows["steps"].sum() / rows["drafted"].sum()), 1.0)
         costs = replace(costs, step=made * costs.step)
     return costs
+
+
+def _searched(costs: BlockCosts, facts: Mapping[str, Any]) -> BlockCosts:
+    """The costs of suffix decoding: its search takes longer than a lookup. An engine of a profile searches while its device computes."""
+    if not costs.is_here:
+        return costs
+    return replace(costs, lookup=np.full_like(costs.lookup, facts["search_seconds"] / costs.seconds))
 
 
 def _beside(rows: pd.DataFrame, costs: BlockCosts) -> float:
@@ -265,7 +273,9 @@ def decide(
     requests = every.drop_duplicates("request_id")
     if requests.empty:
         raise UserError("no request was held out", remedy="give a log of at least two usable requests")
-    options = [judge(name, rows[rows["option"] == name], costs) for name in NAMES if (rows["option"] == name).any()]
+    names = [name for name in NAMES if (rows["option"] == name).any()]
+    by_option = {name: _searched(costs, facts) if name == "suffix" else costs for name in names}
+    options = [judge(name, rows[rows["option"] == name], by_option[name]) for name in names]
     untrained = max([1.0, *(option.speedup.estimate for option in options if option.name in UNTRAINED)])
     tokens = float(every[every["option"] == rows["option"].iloc[0]]["emitted"].mean())
     options = [o if o.name in UNTRAINED else payback(o, untrained, tokens, facts, costs) for o in options]
@@ -280,7 +290,10 @@ def decide(
     if rate and not too_few(requests):
         # The simulated server drafts as many tokens in every block.
         fixed_length = [option for option in ranked if not option.threshold]
-        load = {option.name: under_load(rows, option, costs, rate, trace, progress) for option in fixed_length[:2]}
+        load = {
+            option.name: under_load(rows, option, by_option[option.name], rate, trace, progress)
+            for option in fixed_length[:2]
+        }
     load_verdict, load_sentence = outcome_at_load(*best_at_load(load)[SHARES.index(1)]) if load else (None, "")
     if load and cut and not trace:
         load_sentence += f" (answers cut at {cut_at} tokens are as long as in the log, if those are longer; --answer-tokens sets the limit)"

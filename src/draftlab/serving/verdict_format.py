@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict
 Outcome = Literal["yes", "no", "not yet known"]
 NAMES = {
     "lookup": "prompt lookup",
+    "suffix": "suffix decoding",
     "as_it_comes": "the undistilled draft",
     "distilled": "the draft distilled on this traffic",
     "kept_learning": "the draft that keeps learning on it",
@@ -16,6 +17,8 @@ NAMES = {
     "distilled_confident": "the distilled draft while it is sure",
     "lookup_first_confident": "prompt lookup, else the distilled draft while it is sure",
 }
+SEARCHES = ("lookup", "suffix")
+"""How the names of options begin that search texts, and draft nothing without a model where they find nothing."""
 
 
 class _Record(BaseModel):

@@ -13,12 +13,15 @@ if TYPE_CHECKING:
     from draftlab.latency.loop import DraftLength
     from draftlab.latency.trees import LookedUp
     from draftlab.models.backend import LatencyBackend
+    from draftlab.models.suffixes import Memory
     from draftlab.stages.latency_requests import Settings
 
 PLAIN, AGAIN = "none", "none_again"
 """No speculation, measured twice: the difference between the two is noise."""
 LOOKUP, FIRST = "lookup", "lookup_first"
 """The drafts that every user has already."""
+SUFFIX, SUFFIX_FIRST = "suffix", "suffix_first"
+"""Drafts that remember earlier answers."""
 
 ADAPTIVE, CONFIDENT, TREE, COST_AWARE = "_adaptive", "_confident", "_tree", "_cost_aware"
 """Endings of the names of drafts whose length follows the acceptance, whose blocks end where they are unsure, whose blocks are trees of the number
@@ -38,17 +41,21 @@ def check_names(drafts: Collection[str], settings: Settings) -> None:
     """Raise ``UserError`` if a draft has the name of another contender."""
     kinds = [ADAPTIVE] * settings.adaptive + [CONFIDENT] * (settings.confidence > 0)
     kinds += [*(f"{TREE}{nodes}" for nodes in settings.trees), *[COST_AWARE] * (settings.cost_aware > 0)]
-    reserved = {PLAIN, AGAIN, LOOKUP, FIRST, *(name + kind for name in drafts for kind in kinds)}
+    reserved = {PLAIN, AGAIN, LOOKUP, FIRST, SUFFIX, SUFFIX_FIRST, *(name + kind for name in drafts for kind in kinds)}
     if clash := sorted(reserved.intersection(drafts)):
         raise UserError(f"a draft is named {clash[0]!r}, like another contender", remedy="give it another name")
 
 
 def contenders_of(
-    target: LatencyBackend, drafts: Mapping[str, LatencyBackend], settings: Settings, prices: Mapping[str, CostModel]
+    target: LatencyBackend,
+    drafts: Mapping[str, LatencyBackend],
+    settings: Settings,
+    prices: Mapping[str, CostModel],
+    memory: Memory | None = None,
 ) -> dict[str, Drafter]:
-    """Every way to draft that the settings ask for, by name."""
+    """Every way to draft that the settings ask for, by name; with suffix decoding if there is a ``memory``."""
     from draftlab.latency.cost_aware import AtLeast, CostAware
-    from draftlab.latency.drafters import InSequences, InTrees
+    from draftlab.latency.drafters import InSequences, InSuffixes, InTrees
     from draftlab.latency.lookup import SURE, LookupBackend
     from draftlab.latency.loop import fixed
     from draftlab.latency.trees import LookedUp
@@ -80,6 +87,10 @@ def contenders_of(
             found[joined + ending] = InSequences(LookupBackend(draft, joined=True), length, min_prob)
         if settings.cost_aware:
             found[joined + COST_AWARE] = as_it_pays(name, LookedUp())
+    if memory:
+        found[SUFFIX] = InSuffixes(LookupBackend(target), length, memory)
+        for ending, min_prob in least.items():
+            found[SUFFIX_FIRST + ending] = InSuffixes(drafts[last], length, memory, joined=True, min_prob=min_prob)
     return found
 
 

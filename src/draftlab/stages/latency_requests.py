@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from draftlab.latency.drafters import Drafter
     from draftlab.latency.loop import Generation
     from draftlab.models.backend import LatencyBackend
+    from draftlab.models.suffixes import Memory
 
 PAST_END = "the last block's tokens beyond the end count too"
 
@@ -71,6 +72,10 @@ class Settings(Engine):
     cost_aware: NonNegativeInt = Field(
         0,
         description="also decode with trees of at most so many tokens that have only what pays, by the costs of this machine and the draft's probabilities; 0: no such trees",
+    )
+    suffixes: bool = Field(
+        False,
+        description="also decode with suffix decoding, which remembers the target's greedy answers to the stream",
     )
     temperature: float = Field(default=0, ge=0, description="temperature at which target and drafts sample; 0: greedy")
     distilled: Literal["osd_offline", "traffic_verdict"] = Field(
@@ -115,7 +120,7 @@ class Row:
     split: str = column("train: requests of the stream; eval: held-out requests")
     contender: str = column(
         "the draft, with _adaptive if the draft length follows the acceptance, _confident if a block ends where the draft is unsure, _tree8 if it is a tree of up to 8 tokens, and _cost_aware if it drafts as much as pays; "
-        "lookup: prompt lookup, which drafts nothing where it finds nothing; lookup_first: the last draft takes over there (lookup_first_NAME: the draft of that name); none, none_again: no draft"
+        "lookup: prompt lookup, which drafts nothing where it finds nothing; lookup_first: the last draft takes over there (lookup_first_NAME: the draft of that name); suffix: suffix decoding, which remembers the stream's answers; suffix_first: the last draft takes over where that is unsure; none, none_again: no draft"
     )
     tokens: int = column("tokens of the answer", "tokens")
     seconds: float = timing("time to write the answer, without the prompt")
@@ -165,12 +170,14 @@ class Inputs(NoInputs):
     - `target`: the target: the folder of a model or a GGUF file
     - `drafts`: each contender's name, then the folder of its draft
     - `answers`: folder of the target's recorded answers to the dataset's held-out requests
+    - `remembered`: folder of its recorded answers to the stream, if suffix decoding remembers them
     - `costs`: table of the experiment that priced_by names
     """
 
     target: Path
     drafts: dict[str, Path]
     answers: Path
+    remembered: Path | None = None
     costs: Path | None = None
 
     @classmethod
@@ -180,17 +187,27 @@ class Inputs(NoInputs):
         is_offline = settings.distilled == "osd_offline"
         cell = settings.dataset if is_offline else f"{settings.dataset}.{in_full(settings.temperature)}"
         distilled = places.other_cell(settings.distilled, cell) / "draft"
-        answers = places.recorded(settings.pair) / recorded_name(settings.dataset, "eval") / "answers.jsonl"
+        stream, held_out = (
+            places.recorded(settings.pair) / recorded_name(settings.dataset, split) / "answers.jsonl"
+            for split in ("train", "eval")
+        )
         drafts = {
             name: distilled if name == DISTILLED else places.model("draft" if name == BEFORE else name, settings.pair)
             for name in settings.contenders
         }
         costs = places.table(settings.priced_by) if settings.priced_by else None
-        return cls(target=places.model("target", settings.pair), drafts=drafts, answers=answers, costs=costs)
+        return cls(
+            target=places.model("target", settings.pair),
+            drafts=drafts,
+            answers=held_out,
+            remembered=stream if settings.suffixes else None,
+            costs=costs,
+        )
 
     def reads(self, variants: Sequence[Any]) -> Files:
         """The models, the answers and the costs."""
-        files = {"models": [self.target, *self.drafts.values()], "answers": [self.answers]}
+        answers = [self.answers, *([self.remembered] if self.remembered else [])]
+        files = {"models": [self.target, *self.drafts.values()], "answers": answers}
         return files | ({"tables": [self.costs]} if self.costs else {})
 
 
@@ -225,7 +242,8 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
             for name, draft in zip(inputs.drafts, drafts, strict=True)
             if settings.cost_aware
         }
-        contenders = contenders_of(target, dict(zip(inputs.drafts, drafts, strict=True)), settings, prices)
+        by_name = dict(zip(inputs.drafts, drafts, strict=True))
+        contenders = contenders_of(target, by_name, settings, prices, _memory(inputs.remembered))
         verified = max(settings.draft_len + 1, LONGEST if settings.adaptive else 0)
         costs = read_costs(inputs.costs, longest, [*inputs.drafts], verified) if inputs.costs else {}
         probes = Probes(target, drafts[-1], settings) if settings.probe_every else None
@@ -234,6 +252,15 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
         facts = describe(target, *drafts) | ({"probes": probes.records} if probes else {})
         facts |= {"prices": {name: asdict(price) for name, price in prices.items()}} if prices else {}
         return rows.assign(**same), facts
+
+
+def _memory(answers: Path | None) -> Memory | None:
+    """The answers that suffix decoding remembers, if it decodes."""
+    from draftlab.engine.answers import Answer
+    from draftlab.files.json_files import read_jsonl
+    from draftlab.models.suffixes import Memory
+
+    return Memory(answer.answer_ids for answer in read_jsonl(answers, Answer)) if answers else None
 
 
 class Probes:

@@ -1,4 +1,4 @@
-"""Prompt lookup, a draft, and both together along recorded answers, at every fixed draft length and at lengths that the draft chooses."""
+"""Drafts with and without a model, and both together, along recorded answers, at every fixed draft length and at lengths that the draft chooses."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     import pandas as pd
     from jaxtyping import Float64, Int64
 
+    from draftlab.engine.answers import Answer
     from draftlab.engine.recording import TargetPass
     from draftlab.engine.replay_lengths import BlockCounts, Drafted
-    from draftlab.models import LanguageModel
 
     LengthRule = str
     Rule = str
@@ -54,6 +54,7 @@ class Settings(Base):
     length_rules: Distinct[LengthRule] = Field(
         ["confident"], description="rules for the length of a block, with thresholds that are chosen on the stream"
     )
+    suffixes: bool = Field(False, description="also suffix decoding, which remembers the answers of the stream")
     cost_ratio: float = Field(ge=0, default=0.05, description="cost of a draft step, in target steps")
     verify_cost: list[float] = Field(
         [0.15],
@@ -66,8 +67,8 @@ class Row:
     """One held-out request, as one draft serves it by one rule for the length of a block."""
 
     request_id: int = column("number of the held-out request")
-    contender: Literal["lookup", "before", "distilled", "lookup_first"] = column(
-        "lookup, before or distilled: the draft; lookup_first: lookup, and the distilled draft where nothing is found"
+    contender: Literal["lookup", "suffix", "before", "distilled", "lookup_first", "suffix_first"] = column(
+        "lookup, suffix (decoding), before or distilled: the draft; lookup_first: lookup, and the distilled draft where nothing is found; suffix_first: suffix decoding where it is sure of its first token, else the distilled draft"
     )
     rule: Rule = column(
         "the length of a block: fixed; tuned, the fixed one that is best on the stream; schedule, as transformers' heuristic has it; oracle, what stands; each other, while the score of that name is high enough"
@@ -122,38 +123,56 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
     import pandas as pd
 
     from draftlab.engine.recording import load_pass
+    from draftlab.engine.replay_lengths import draft_everywhere
     from draftlab.models import load_model
     from draftlab.models.lookup import Lookup
 
-    recorded, held_out = load_pass(inputs.train), load_pass(inputs.held_out)
-    recorded = recorded.take(range(min(settings.tuning, len(recorded.answers))))
+    stream, held_out = load_pass(inputs.train), load_pass(inputs.held_out)
+    both = stream.take(range(min(settings.tuning, len(stream.answers)))), held_out
     models = {name: load_model(path) for name, path in inputs.drafts.items()}
     last = list(models.values())[-1]
     contenders = {"lookup": Lookup(last), **models, "lookup_first": Lookup(last, joined=True)}
+    drafted = {
+        name: [draft_everywhere(draft, answers, settings.depth) for answers in both]
+        for name, draft in progress(contenders.items(), "contenders")
+    }
+    if settings.suffixes:
+        drafted |= _with_suffixes(both, stream.answers, drafted["distilled"], settings.depth)
     frames, facts = [], Facts()
-    for name, draft in progress(contenders.items(), "contenders"):
-        rows, facts[name] = _replay(name, draft, recorded, held_out, settings)
+    for name, (tuning, measured) in drafted.items():
+        rows, facts[name] = _replay(name, tuning, measured, settings)
         frames.append(rows)
     return pd.concat(frames, ignore_index=True), facts
 
 
-def _replay(
-    name: str, draft: LanguageModel, recorded: TargetPass, held_out: TargetPass, settings: Settings
-) -> tuple[pd.DataFrame, Facts]:
-    """The rows of a contender by every rule, and the fixed length and the thresholds that are best on the ``recorded`` answers."""
+def _with_suffixes(
+    both: Sequence[TargetPass], remembered: Sequence[Answer], distilled: Sequence[Drafted], depth: int
+) -> dict[str, list[Drafted]]:
+    """What suffix decoding drafts, alone and before the distilled draft."""
+    from draftlab.engine.replay_suffixes import continue_everywhere, first_or_else
+    from draftlab.latency.lookup import SURE
+
+    alone = [continue_everywhere(answers, remembered, depth) for answers in progress(both, "suffix decoding")]
+    joined = [
+        first_or_else(found, other, found.found[:, 0] & (found.confidence[:, 0] >= SURE))
+        for found, other in zip(alone, distilled, strict=True)
+    ]
+    return {"suffix": alone, "suffix_first": joined}
+
+
+def _replay(name: str, tuning: Drafted, measured: Drafted, settings: Settings) -> tuple[pd.DataFrame, Facts]:
+    """The rows of a contender by every rule, and the fixed length and the thresholds that are best on the stream's answers."""
     import numpy as np
     import pandas as pd
 
     from draftlab.engine.length_rules import RULES, schedule
-    from draftlab.engine.replay_lengths import cut, draft_everywhere, while_at_least
-    from draftlab.latency.lookup import SURE
+    from draftlab.engine.replay_lengths import cut, while_at_least
 
-    tuning, measured = (draft_everywhere(draft, answers, settings.depth) for answers in (recorded, held_out))
-    is_lookup = name == "lookup"
+    has_model = name not in ("lookup", "suffix")
 
     def blocks_of(drafted: Drafted, lengths: Int64[np.ndarray, " positions"], asks: bool = False) -> BlockCounts:
-        if is_lookup:  # It drafts nothing where it finds nothing, as on an engine, and asks no model.
-            return cut(drafted, np.minimum(lengths, drafted.confident(SURE)))
+        if not has_model:  # it drafts nothing where it finds nothing, as on an engine
+            return cut(drafted, np.minimum(lengths, drafted.without_model()))
         return cut(drafted, lengths, asks)
 
     def fixed(drafted: Drafted, length: int) -> BlockCounts:
@@ -173,7 +192,7 @@ def _replay(
     scored = [by_score(rule) for rule in settings.length_rules if rule != SCHEDULE]
     rules = [("fixed", length, 0.0, fixed(measured, length)) for length in lengths]
     rules += [("tuned", best, 0.0, fixed(measured, best)), *scored]
-    if SCHEDULE in settings.length_rules and not is_lookup:  # it drafts all that it finds, in transformers too
+    if SCHEDULE in settings.length_rules and has_model:  # lookup drafts all that it finds, in transformers too
         choose = schedule(min(FIRST, settings.depth), settings.depth)
         rules.append((SCHEDULE, settings.depth, 0.0, cut(measured, choose)))
     rules.append(("oracle", settings.depth, 0.0, cut(measured, measured.oracle())))

@@ -1,4 +1,4 @@
-"""Replay a log with each option: prompt lookup, the undistilled draft, the draft distilled on the log, one that keeps learning, lookup before a draft."""
+"""Replay a log with each option: prompt lookup, suffix decoding, the undistilled draft, the draft distilled on the log, one that keeps learning, lookup before a draft."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Row(UnroundedCounts):
     request_id: int = column("number among the recorded requests of its split, in the order of the log")
     split: str = column("train: requests of the stream; eval: held-out requests")
     option: str = column(
-        "lookup: prompt lookup alone; as_it_comes, distilled, kept_learning: the draft; lookup_first: lookup before the distilled draft; "
+        "lookup: prompt lookup alone; suffix: suffix decoding, which remembers the answers of the stream; as_it_comes, distilled, kept_learning: the draft; lookup_first: lookup before the distilled draft; "
         "_confident: a block ends where the draft is unsure; distilled_on_eighth, distilled_on_quarter: the draft, distilled on so much of the stream"
     )
     proposal: str = column("probabilistic: the draft samples; greedy: it proposes its most probable token")
@@ -74,6 +74,8 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
             replay_log.lookup(recorded, settings),
             replay_log.fixed_lengths("as_it_comes", draft, recorded, settings),
         )
+    rows, search_seconds = replay_log.suffixes(held_out, train, settings)
+    add("eval", rows)
     rows, online = replay_log.keep_learning(learner, train, settings)
     add("train", rows)
     add("eval", replay_log.fixed_lengths("kept_learning", learner, held_out, settings))
@@ -99,6 +101,7 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     bench.once("saved", keep)
     weights = {name: folders.parameters(name) for name in ("target", settings.draft)}
     facts: Facts = {"parameters": weights, "online": online, "offline": offline, "learnt": learnt}
+    facts |= {"search_seconds": search_seconds}
     return pd.concat(frames, ignore_index=True), facts | folders.facts(effort)
 
 

@@ -1,4 +1,4 @@
-"""Replay a log with every option to serve it: prompt lookup, a draft, lookup before a draft, and a draft that keeps learning.
+"""Replay a log with every option to serve it: prompt lookup, suffix decoding, a draft, lookup before a draft, and a draft that keeps learning.
 
 Each option gives counts for every draft length, and the steps that the draft model makes.
 """
@@ -22,7 +22,8 @@ from draftlab.core.verify.optimum import optimum_iid
 from draftlab.engine.generate import GREEDY
 from draftlab.engine.recording import TargetPass
 from draftlab.engine.replay import Agreement, Walk, agree_along, ahead, places_in, walk
-from draftlab.engine.replay_lengths import cut, draft_everywhere
+from draftlab.engine.replay_lengths import BlockCounts, cut, draft_everywhere
+from draftlab.engine.replay_suffixes import continue_everywhere
 from draftlab.models import LanguageModel
 from draftlab.models.lookup import Lookup
 from draftlab.models.ngrams import Ngrams, guesses_along
@@ -63,8 +64,26 @@ def lookup(recorded: TargetPass, settings: ReplayLog) -> pd.DataFrame:
         rows = _rows(walked, recorded, draft_len, guesses.clip(max=draft_len), np.zeros(len(guesses)))
         visited = np.bincount(request, walked.reached * (guesses > 0), minlength=count)
         frames.append(rows.assign(visited=visited, whole=0.0))  # no model has to catch up
-    proposals = ["greedy", "probabilistic"] if recorded.sampling.temperature else ["greedy"]
-    return pd.concat([frame.assign(option="lookup", proposal=p) for frame in frames for p in proposals])
+    return _by_proposal(pd.concat(frames), recorded, "lookup")
+
+
+def _by_proposal(rows: pd.DataFrame, recorded: TargetPass, option: str) -> pd.DataFrame:
+    """The same rows for every way to propose, which makes no difference to a token that was found in a text."""
+    return pd.concat([rows.assign(option=option, proposal=proposal) for proposal in reversed(_proposals(recorded))])
+
+
+def suffixes(recorded: TargetPass, stream: TargetPass, settings: ReplayLog) -> tuple[pd.DataFrame, float]:
+    """Suffix decoding, which remembers the answers of the ``stream``; and the seconds in which it finds the tokens of a block.
+
+    If it finds nothing, nothing is drafted or judged, as with prompt lookup.
+    """
+    frames, begin = [], time.process_time()
+    for draft_len in settings.draft_lens:
+        drafted = continue_everywhere(recorded, stream.answers, draft_len)
+        blocks = cut(drafted, drafted.without_model())
+        frames.append(_of_blocks(blocks, recorded, draft_len).assign(whole=0.0))  # no model has to catch up
+    seconds = (time.process_time() - begin) / (len(frames) * sum(recorded.lengths))
+    return _by_proposal(pd.concat(frames), recorded, "suffix"), seconds
 
 
 def _count_guesses(text: Ngrams, longest: int) -> int:
@@ -102,12 +121,17 @@ def confident(option: str, draft: LanguageModel, recorded: TargetPass, settings:
     for draft_len, threshold in itertools.product(settings.draft_lens, settings.thresholds):
         short = drafted.upto(draft_len)
         blocks = cut(short, short.confident(threshold), asks=True)
-        names = ("accepted", "blocks", "emitted", "drafted", "steps", "whole", "changes")
-        rows = pd.DataFrame({name: getattr(blocks, name) for name in names}).assign(
-            visited=blocks.judged, overlap=blocks.accepted, overlap_repo=math.nan, empty=blocks.calls[:, 0]
-        )
-        frames.append(_table(rows, recorded, draft_len, threshold))
+        frames.append(_of_blocks(blocks, recorded, draft_len, threshold))
     return pd.concat(frames, ignore_index=True).assign(option=option, proposal="greedy")
+
+
+def _of_blocks(blocks: BlockCounts, recorded: TargetPass, draft_len: int, threshold: float = 0.0) -> pd.DataFrame:
+    """One row per request, from the counts of blocks of varying length."""
+    names = ("accepted", "blocks", "emitted", "drafted", "steps", "whole", "changes")
+    rows = pd.DataFrame({name: getattr(blocks, name) for name in names}).assign(
+        visited=blocks.judged, overlap=blocks.accepted, overlap_repo=math.nan, empty=blocks.calls[:, 0]
+    )
+    return _table(rows, recorded, draft_len, threshold)
 
 
 def _proposals(recorded: TargetPass) -> dict[str, Sampling]:

@@ -1,0 +1,80 @@
+"""Suffix decoding of one request on any engine (``models.suffixes``), alone or before a draft model, lossless at every temperature."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+import numpy as np
+
+from draftlab.engine.loop import Verification
+from draftlab.latency.lookup import SURE
+from draftlab.latency.loop import Alone, Block, DraftLength, Generation, Probs, generate, resume
+from draftlab.models.backend import LatencyBackend, check_pair
+from draftlab.models.llama_cpp import BATCH
+from draftlab.models.suffixes import Memory, Suffixes
+
+
+def speculate_with_suffixes(
+    target: LatencyBackend,
+    draft: LatencyBackend,
+    prompt: Sequence[int],
+    max_new_tokens: int,
+    draft_len: DraftLength,
+    memory: Memory,
+    *,
+    joined: bool = False,
+    temperature: float = 0.0,
+    rng: np.random.Generator | None = None,
+    eos: Collection[int] = (),
+    min_prob: float = 0.0,
+) -> Generation:
+    """``loop.speculate`` with blocks that suffix decoding drafts from the text and the ``memory``.
+
+    A block ends before its tokens together are less probable than ``min_prob``. If ``joined``, the ``draft`` drafts the blocks whose first token is
+    not ``SURE``, each as ``loop.speculate`` does. Otherwise the draft is never asked, and may be a ``LookupBackend``.
+    """
+    check_pair(target, draft)
+    blocks = list[Block]()
+    how = (target, draft, prompt, max_new_tokens, lambda: draft_len(blocks), temperature, rng, min_prob)
+    return generate((target, draft), AloneWithSuffixes(*how, memory, joined), max_new_tokens, eos, blocks)
+
+
+class AloneWithSuffixes(Alone):
+    """``loop.Alone`` with suffix decoding for some blocks, or for all."""
+
+    def __init__(
+        self,
+        target: LatencyBackend,
+        draft: LatencyBackend,
+        prompt: Sequence[int],
+        max_new_tokens: int,
+        draft_len: Callable[[], int],
+        temperature: float,
+        rng: np.random.Generator | None,
+        min_prob: float,
+        memory: Memory,
+        joined: bool,
+    ) -> None:
+        super().__init__(target, draft, prompt, max_new_tokens, draft_len, temperature, rng, min_prob)
+        self.seen, self.joined = Suffixes(self.text, memory), joined
+
+    def propose(self, left: Sequence[int]) -> tuple[list[int], list[Probs]]:
+        tokens, counts = path = self.seen.path(min(self.draft_len(), self.context - len(self.text)))
+        if self.joined and (not tokens or counts[0][0] < SURE * sum(counts[0])):
+            if len(self.text) - len(self.draft.tokens) > BATCH:  # it has not read what it did not draft
+                resume(self.draft, self.text[:-1])
+            return super().propose(left)
+        tokens = tokens[: sum(probability >= self.min_prob for probability in path.probabilities)]
+        self.calls, self.drafted = 0, len(tokens)
+        return tokens, [self._certain(token) for token in tokens] if self.temperature else []
+
+    def _certain(self, token: int) -> Probs:
+        """The distribution of a draft that always proposes this token."""
+        probs = np.zeros(self.target.vocab_size)
+        probs[token] = 1.0
+        return probs
+
+    def settle(self, verification: Verification, kept: Sequence[int]) -> None:
+        super().settle(verification, kept)
+        for token in self.text[len(self.seen.tokens) :]:
+            self.seen.append(token)

@@ -1,0 +1,108 @@
+"""Suffix decoding along recorded answers: the blocks of a plain loop over each text, without the answer itself in its memory."""
+
+import numpy as np
+import pytest
+
+from draftlab.core.sampling import Sampling
+from draftlab.engine.recording import record
+from draftlab.engine.replay_lengths import cut, draft_everywhere
+from draftlab.engine.replay_suffixes import continue_everywhere, first_or_else
+from draftlab.models.suffixes import Memory, Suffixes
+from tests.models.test_lookup import passages
+from tests.pair import small_llama
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    prompts = [(str(i), p) for i, p in enumerate(passages())]
+    return record(small_llama(32, 0, scale=4.0), prompts, max_new_tokens=14, eos_ids={2})
+
+
+def served(answer, memory: Memory, longest: int, rule) -> list[tuple[int, int]]:
+    """The drafted and accepted tokens of each block of a plain loop."""
+    blocks, place, text = [], 0, answer.answer_ids
+    while place < len(text):
+        path = Suffixes([*answer.prompt_ids, *text[:place]], memory).path(longest)
+        tokens = path.tokens[: rule(path)]
+        accepted = 0
+        while accepted < len(tokens) and text[place + accepted : place + accepted + 1] == [tokens[accepted]]:
+            accepted += 1
+        blocks.append((len(tokens), accepted))
+        place += accepted + 1
+    return blocks
+
+
+def test_the_blocks_are_those_of_a_loop(recorded):
+    answers = recorded.answers
+    drafted = continue_everywhere(recorded, answers, 4)
+    whole = lambda path: len(path.tokens)  # noqa: E731
+    likely = lambda path: sum(p >= 0.6 for p in path.probabilities)  # noqa: E731
+    for rule, lengths in ((whole, drafted.without_model()), (likely, (drafted.confidence.cumprod(1) >= 0.6).sum(1))):
+        blocks = cut(drafted, np.minimum(lengths, drafted.without_model()))
+        found = [served(a, Memory(b.answer_ids for b in answers if b is not a), 4, rule) for a in answers]
+        assert blocks.blocks.tolist() == [len(own) for own in found]
+        assert blocks.drafted.tolist() == [sum(drafted for drafted, _ in own) for own in found]
+        assert blocks.accepted.tolist() == [sum(accepted for _, accepted in own) for own in found]
+        assert not blocks.steps.any(), "no model makes a step"
+        assert 0 < blocks.accepted.sum() < blocks.drafted.sum()
+
+
+def test_an_answer_does_not_remember_itself(recorded):
+    own = recorded.take([0])
+    alone = continue_everywhere(own, own.answers, 4)
+    assert (alone.found == continue_everywhere(own, [], 4).found).all()
+    with_others = continue_everywhere(own, recorded.answers, 4)
+    assert with_others.found.sum() > alone.found.sum()
+    twice = continue_everywhere(own, [*own.answers, *record_again(own)], 8)
+    assert twice.accepted.max() > with_others.accepted.max(), "the same answer to another request counts"
+
+
+def record_again(passed):
+    """The same answers, recorded again."""
+    return [type(answer)(**vars(answer)) for answer in passed.answers]
+
+
+def test_what_is_shown_of_a_token_is_of_the_tokens_seen_in_its_place(recorded):
+    drafted = continue_everywhere(recorded, recorded.answers, 4)
+    path = Suffixes(recorded.answers[0].prompt_ids, Memory(a.answer_ids for a in recorded.answers[1:])).path(4)
+    assert path.tokens, "the prompt's last token occurs in another answer"
+    for step, counts in enumerate(path.counts):
+        shares = np.array(counts) / sum(counts)
+        assert drafted.confidence[0, step] == pytest.approx(shares[0])
+        assert drafted.margin[0, step] == pytest.approx(shares[0] - (shares[1] if len(shares) > 1 else 0))
+        assert drafted.entropy[0, step] == pytest.approx(-(shares * np.log(shares)).sum())
+    beyond = ~drafted.found
+    assert np.allclose(drafted.confidence[beyond], 1 / recorded.vocab_size)
+    assert (drafted.margin[beyond] == 0).all()
+    assert (drafted.found.sum(1) >= drafted.accepted).all()
+
+
+def test_joined_to_a_draft_each_position_has_the_block_of_one_of_them(recorded):
+    suffixes, model = (
+        continue_everywhere(recorded, recorded.answers, 3),
+        draft_everywhere(small_llama(16, 1), recorded, 3),
+    )
+    takes = suffixes.found[:, 0]
+    assert 0 < takes.sum() < len(takes)
+    both = first_or_else(suffixes, model, takes)
+    for name in ("accepted", "confidence", "entropy", "margin", "found"):
+        own, first, other = (getattr(one, name) for one in (both, suffixes, model))
+        assert (own[takes] == first[takes]).all()
+        assert (own[~takes] == other[~takes]).all()
+    assert both.lengths == recorded.lengths
+
+
+def test_sampled_answers_have_blocks_too(recorded):
+    prompts = [(answer.id, answer.prompt_ids) for answer in recorded.answers]
+    import torch
+
+    sampled = record(
+        small_llama(32, 0, scale=4.0),
+        prompts,
+        max_new_tokens=8,
+        eos_ids={2},
+        sampling=Sampling(temperature=1.0),
+        generator=torch.Generator().manual_seed(0),
+    )
+    drafted = continue_everywhere(sampled, sampled.answers, 3)
+    assert cut(drafted, drafted.without_model()).emitted.tolist() == sampled.lengths
