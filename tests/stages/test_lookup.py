@@ -95,7 +95,9 @@ def test_suffix_decoding_remembers_the_answers_of_the_stream(results):
     models, answers = results / "models", results / "answers"
     drafts = {"before": models / "draft", "distilled": models / "draft"}
     inputs = lookup.Inputs(drafts=drafts, train=answers / "toy.train", held_out=answers / "toy.eval")
-    settings = lookup.Settings(dataset="toy", depth=3, tuning=20, suffixes=True, length_rules=["joint"])
+    settings = lookup.Settings(
+        dataset="toy", depth=3, tuning=20, suffixes=True, remembers=[5, 99], length_rules=["joint"]
+    )
     rows, facts = lookup.run(settings, inputs, Bench(Path()))
     stream, held_out = (load_pass(answers / f"toy.{split}") for split in ("train", "eval"))
     tuning, measured = (continue_everywhere(passed, stream.answers, 3) for passed in (stream.take(range(20)), held_out))
@@ -124,7 +126,16 @@ def test_suffix_decoding_remembers_the_answers_of_the_stream(results):
         lookup.speed(cut(tuning, np.minimum(tuning.fixed(k), tuning.without_model())), settings) for k in (1, 2, 3)
     ]
     assert speeds[facts["suffix"]["tuned"] - 1] == max(speeds), "tuned on answers that do not remember themselves"
-    without, _ = lookup.run(settings.model_copy(update={"suffixes": False}), inputs, Bench(Path()))
+    few = continue_everywhere(held_out, stream.answers[:5], 3)
+    part = rows[(rows["contender"] == "suffix_part") & (rows["draft_len"] == 3)]
+    assert part["blocks"].tolist() == cut(few, few.without_model()).blocks.tolist()
+    assert part["answers"].unique().tolist() == [5], "the stream has fewer than 99"
+    known = rows.groupby("contender")["answers"].first()
+    learnt = ["distilled", "lookup_first", "suffix", "suffix_first"]
+    assert (known[learnt] == len(stream.answers)).all()
+    assert (known[["lookup", "before"]] == 0).all()
+    fewer = settings.model_copy(update={"suffixes": False, "remembers": []})
+    without, _ = lookup.run(fewer, inputs, Bench(Path()))
     same = rows[~rows["contender"].str.startswith("suffix")].reset_index(drop=True)
     assert same.equals(without)
 

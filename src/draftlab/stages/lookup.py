@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from pydantic import Field
 
 from draftlab.core.measure import Measure
-from draftlab.core.settings import Dataset, Distinct
+from draftlab.core.settings import Dataset, Distinct, NonNegativeInt
 from draftlab.core.settings import Settings as Base
 from draftlab.engine.answers import recorded_name
 from draftlab.files.registries import names
@@ -55,6 +55,9 @@ class Settings(Base):
         ["confident"], description="rules for the length of a block, with thresholds that are chosen on the stream"
     )
     suffixes: bool = Field(False, description="also suffix decoding, which remembers the answers of the stream")
+    remembers: Distinct[NonNegativeInt] = Field(
+        [], description="also suffix decoding that remembers only so many answers of the stream, the first ones"
+    )
     cost_ratio: float = Field(ge=0, default=0.05, description="cost of a draft step, in target steps")
     verify_cost: list[float] = Field(
         [0.15],
@@ -67,8 +70,10 @@ class Row:
     """One held-out request, as one draft serves it by one rule for the length of a block."""
 
     request_id: int = column("number of the held-out request")
-    contender: Literal["lookup", "suffix", "before", "distilled", "lookup_first", "suffix_first"] = column(
-        "lookup, suffix (decoding), before or distilled: the draft; lookup_first: lookup, and the distilled draft where nothing is found; suffix_first: suffix decoding where it is sure of its first token, else the distilled draft"
+    contender: Literal["lookup", "suffix", "suffix_part", "before", "distilled", "lookup_first", "suffix_first"] = (
+        column(
+            "lookup, suffix (decoding), before or distilled: the draft; suffix_part: suffix decoding that remembers some answers of the stream, suffix: all of them; lookup_first: lookup, and the distilled draft where nothing is found; suffix_first: suffix decoding where it is sure of its first token, else the distilled draft"
+        )
     )
     rule: Rule = column(
         "the length of a block: fixed; tuned, the fixed one that is best on the stream; schedule, as transformers' heuristic has it; oracle, what stands; each other, while the score of that name is high enough"
@@ -81,6 +86,7 @@ class Row:
     accepted: int = column("drafted tokens that were accepted", "tokens")
     steps: int = column("steps of the draft's model", "steps")
     cost: float = column("time of the answer by the cost model", "steps")
+    answers: int = column("answers of the stream that it remembers or was distilled on", "answers", optional=True)
 
 
 MEASURES = {
@@ -124,6 +130,7 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
 
     from draftlab.engine.recording import load_pass
     from draftlab.engine.replay_lengths import draft_everywhere
+    from draftlab.engine.replay_suffixes import continue_everywhere
     from draftlab.models import load_model
     from draftlab.models.lookup import Lookup
 
@@ -141,7 +148,13 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
     frames, facts = [], Facts()
     for name, (tuning, measured) in drafted.items():
         rows, facts[name] = _replay(name, tuning, measured, settings)
-        frames.append(rows)
+        learns = name not in ("lookup", "before")
+        frames.append(rows.assign(answers=len(stream.answers) if learns else 0))
+    for count in settings.remembers:
+        if count <= len(stream.answers):
+            some = [continue_everywhere(answers, stream.answers[:count], settings.depth) for answers in both]
+            rows, _ = _replay("suffix_part", *some, settings)
+            frames.append(rows[rows["rule"] == "fixed"].assign(answers=count))
     return pd.concat(frames, ignore_index=True), facts
 
 
@@ -168,7 +181,7 @@ def _replay(name: str, tuning: Drafted, measured: Drafted, settings: Settings) -
     from draftlab.engine.length_rules import RULES, schedule
     from draftlab.engine.replay_lengths import cut, while_at_least
 
-    has_model = name not in ("lookup", "suffix")
+    has_model = name not in ("lookup", "suffix", "suffix_part")
 
     def blocks_of(drafted: Drafted, lengths: Int64[np.ndarray, " positions"], asks: bool = False) -> BlockCounts:
         if not has_model:  # it drafts nothing where it finds nothing, as on an engine
