@@ -21,7 +21,7 @@ from draftlab.errors import UserError
 Context = tuple[int, ...]
 
 SHAPES = {
-    "delayed": Tree.delayed(2, 2, trunk=1),
+    "delayed": Tree.of_widths((1, 2)),
     "of unequal depths": Tree.of_parents([-1, 0, 1, 0]),
     "binary": Tree.of_widths((2, 2)),
     "a leaf first": Tree.of_parents([-1, 0, 0, 2]),
@@ -60,7 +60,7 @@ def kept_on_average(tree: Tree, acceptance: Sequence[Sequence[float]]) -> float:
     chances = torch.tensor([1.0, *[0.0] * (tree.nodes - 1)], dtype=torch.float64)
     for leaf, depth in tree.is_drawn.T.nonzero()[:, [1, 0]].tolist():
         parent, node = tree.paths[leaf, depth : depth + 2].tolist()
-        chances[node] = chances[parent] * acceptance[depth][int(tree.siblings[leaf, depth])]
+        chances[node] = chances[parent] * acceptance[depth][int(tree.child_number[leaf, depth])]
     return float(chances.sum() - 1)
 
 
@@ -91,7 +91,7 @@ def probability(model: dict[Context, Tensor], text: Context, rest: Context) -> f
 
 
 def test_equal_beginnings_are_one_node() -> None:
-    tree = Tree.delayed(3, 2).merged(torch.tensor([[[5, 6], [5, 7], [5, 6]], [[1, 1], [2, 1], [3, 3]]]))
+    tree = Tree.of_widths((3, 1)).merged(torch.tensor([[[5, 6], [5, 7], [5, 6]], [[1, 1], [2, 1], [3, 3]]]))
     assert tree.paths.tolist() == [[[0, 1, 2], [0, 1, 3], [0, 1, 2]], [[0, 1, 2], [0, 3, 4], [0, 5, 6]]]
     assert tree.nodes == 7
     assert tree.depths[0, :4].tolist() == [0, 1, 2, 2]
@@ -101,7 +101,7 @@ def test_equal_beginnings_are_one_node() -> None:
     assert Tree.of_parents([-1, 0, 1, 0]).merged(torch.tensor([[[5, 6], [7, 7]]])).paths.tolist() == [
         [[0, 1, 2], [0, 3, 3]]
     ]
-    assert Tree.delayed(3, 4, trunk=2).widths == [1, 1, 3, 1]
+    assert Tree.of_widths((1, 1, 3, 1)).widths == [1, 1, 3, 1]
 
 
 def test_the_static_optimum_is_the_best_of_all_trees() -> None:
@@ -127,7 +127,8 @@ def test_what_makes_no_tree_is_refused() -> None:
     for parents in ([-1], [-1, 2, 0], [-1, 0, -1]):
         with pytest.raises(UserError, match="do not form a tree"):
             Tree.of_parents(parents)
-    with pytest.raises(UserError, match="4 of 4 tokens are shared"):
-        Tree.delayed(2, 4, trunk=4)
+    for widths in ((), (2, 0)):
+        with pytest.raises(UserError, match="the tree has widths"):
+            Tree.of_widths(widths)
     with pytest.raises(UserError, match="a tree of 0 tokens"):
         optimal_tree([[0.5]], 0)

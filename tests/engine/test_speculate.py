@@ -515,7 +515,7 @@ def test_models_of_transformers_go_through_the_same_loop(kind: str, tmp_path: Pa
 
 @pytest.mark.parametrize("verifier", ["specinfer", "k_seq", "rrs", "greedy", "ranked"])
 @pytest.mark.parametrize(
-    "tree", [Tree.delayed(3, 3, trunk=1), Tree.of_parents([-1, 0, 1, 2, 1, 0]), Tree.of_widths((2, 2))]
+    "tree", [Tree.of_widths((1, 3, 1)), Tree.of_parents([-1, 0, 1, 2, 1, 0]), Tree.of_widths((2, 2))]
 )
 def test_a_drafted_tree_has_the_targets_distribution(tree: Tree, verifier: str) -> None:
     """The first three tokens of many answers against the target's exact probabilities; each token of the tree is read once."""
@@ -541,7 +541,11 @@ def test_a_sibling_that_repeats_a_shorter_leaf_adds_no_draft(verifier: str) -> N
     check_distribution(answers_of(decoded), exact_distribution(target, [1, 2, 3], sampling, 3, eos_ids=()))
 
 
-RANKED_TREES = [Tree.delayed(3, 3), Tree.of_widths((2, 2)), optimal_tree([[0.6, 0.2, 0.1], [0.5, 0.3], [0.4]], 6)]
+RANKED_TREES = [
+    Tree.of_widths((3, 1, 1)),
+    Tree.of_widths((2, 2)),
+    optimal_tree([[0.6, 0.2, 0.1], [0.5, 0.3], [0.4]], 6),
+]
 
 
 def check_as_replayed(

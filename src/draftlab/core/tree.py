@@ -19,7 +19,13 @@ class Tree:
     """One tree, or one for each request of a batch: the nodes on the path to each leaf, from node 0, the known token at the root.
 
     Each leaf is one drafted sequence; a shorter sequence repeats its last node. The drafts after a node are its children, ordered by their first
-    leaves.
+    leaves. Tables of leaves by depth describe, at `[leaf, d]`, the node ``paths[leaf, d + 1]``.
+
+    >>> tree = Tree.of_parents([-1, 0, 0, 2, 2])  # node 1 is a leaf, node 2 has two children
+    >>> tree.paths.tolist(), tree.exists.tolist()
+    ([[0, 1, 1], [0, 2, 3], [0, 2, 4]], [[True, False], [True, True], [True, True]])
+    >>> tree.drawn_by.tolist(), tree.child_number.tolist()
+    ([[0, 0], [1, 1], [1, 2]], [[0, 0], [1, 0], [1, 1]])
     """
 
     paths: Int64[Tensor, "*batch leaves depth+1"]
@@ -52,26 +58,17 @@ class Tree:
             last = list(range(begin, len(parents)))
         return cls.of_parents(parents)
 
-    @classmethod
-    def delayed(cls, num_drafts: int, draft_len: int, trunk: int = 0) -> Tree:
-        """K sequences that share their first ``trunk`` tokens and then branch; 0: they share nothing."""
-        if not 0 <= trunk < draft_len:
-            raise UserError(
-                f"{trunk} of {draft_len} tokens are shared", remedy="let the sequences branch before they end"
-            )
-        return cls.of_widths([1] * trunk + [num_drafts] + [1] * (draft_len - trunk - 1))
-
     def merged(self, tokens: Int64[Tensor, "batch leaves depth"]) -> Tree:
         """The tree of each request, given its tokens: nodes that were drawn separately become one if they have equal tokens on equal paths."""
         exists = self.exists[..., : tokens.shape[-1]].to(tokens.device).expand(tokens.shape)
-        alike = (tokens[:, :, None] == tokens[:, None]) & exists[:, :, None] & exists[:, None]
-        first = alike.cumprod(-1).argmax(2)
-        is_new = exists & (first == torch.arange(tokens.shape[1], device=tokens.device)[:, None])
-        number = is_new.flatten(1).cumsum(-1).view(is_new.shape).gather(1, first)
-        nodes = [torch.zeros_like(tokens[..., 0])]
+        equal = (tokens[:, :, None] == tokens[:, None]) & exists[:, :, None] & exists[:, None]
+        first = equal.cumprod(-1).argmax(2)  # the first leaf with the same tokens down to each depth
+        is_node = exists & (first == torch.arange(tokens.shape[1], device=tokens.device)[:, None])
+        number = is_node.flatten(1).cumsum(-1).view(is_node.shape).gather(1, first)
+        paths = [torch.zeros_like(tokens[..., 0])]
         for depth in range(tokens.shape[-1]):
-            nodes.append(number[..., depth].where(exists[..., depth], nodes[-1]))
-        return Tree(torch.stack(nodes, -1))
+            paths.append(number[..., depth].where(exists[..., depth], paths[-1]))
+        return Tree(torch.stack(paths, -1))
 
     @property
     def depth(self) -> int:
@@ -91,7 +88,7 @@ class Tree:
     @property
     def widths(self) -> list[int]:
         """The largest number of children of a node, by depth."""
-        return [int(number) + 1 for number in self.siblings.flatten(0, -2).amax(0)]
+        return [int(number) + 1 for number in self.child_number.flatten(0, -2).amax(0)]
 
     @functools.cached_property
     def attention_mask(self) -> Bool[Tensor, "*batch nodes nodes"]:
@@ -112,22 +109,15 @@ class Tree:
     def parents(self) -> Int64[Tensor, "*batch nodes"]:
         """The parent of each node; node 0 is its own parent."""
         parents = torch.zeros(*self.paths.shape[:-2], self.nodes, dtype=torch.int64, device=self.paths.device)
-        before, after = self.paths[..., :-1].flatten(-2), self.paths[..., 1:].flatten(-2)
-        moved = before != after
-        return parents.scatter_(-1, after.where(moved, 0), before.where(moved, 0))
+        steps = [nodes.where(self.exists, 0).flatten(-2) for nodes in (self.paths[..., 1:], self.paths[..., :-1])]
+        return parents.scatter_(-1, *steps)
 
     @functools.cached_property
     def token_index(self) -> Int64[Tensor, "*batch nodes-1"]:
         """For each node except node 0, the index of its token in the leaves' sequences, flattened."""
-        flat = self.paths[..., 1:].flatten(-2)
-        numbers = torch.arange(1, self.nodes, device=flat.device)
-        return (flat[..., None, :] == numbers[:, None]).int().argmax(-1)
-
-    @functools.cached_property
-    def first(self) -> Int64[Tensor, "*batch leaves depth"]:
-        """For each token of each sequence, the first leaf below its node: that sequence drew the token, and the others share it."""
-        nodes = self.paths[..., 1:]
-        return (nodes[..., :, None, :] == nodes[..., None, :, :]).int().argmax(-2)
+        along = self.paths[..., 1:].flatten(-2)
+        node = torch.arange(1, self.nodes, device=along.device)
+        return (along[..., None, :] == node[:, None]).int().argmax(-1)
 
     @functools.cached_property
     def exists(self) -> Bool[Tensor, "*batch leaves depth"]:
@@ -135,20 +125,23 @@ class Tree:
         return self.paths[..., 1:] != self.paths[..., :-1]
 
     @functools.cached_property
-    def is_drawn(self) -> Bool[Tensor, "*batch leaves depth"]:
-        """Whether each sequence drew its token itself."""
-        return self.exists & (self.first == torch.arange(self.leaves, device=self.paths.device)[:, None])
+    def drawn_by(self) -> Int64[Tensor, "*batch leaves depth"]:
+        """The first leaf below each token's node: its sequence drew the token, and the others share it."""
+        nodes = self.paths[..., 1:]
+        return (nodes[..., :, None, :] == nodes[..., None, :, :]).int().argmax(-2)
 
     @functools.cached_property
-    def siblings(self) -> Int64[Tensor, "*batch leaves depth"]:
-        """The number of each node among its siblings, from 0."""
-        drawn, first = self.is_drawn, self.first
-        under = torch.cat([torch.zeros_like(first[..., :1]), first[..., :-1]], -1)  # the first leaf under the parent
-        number = torch.zeros_like(first)
-        for leaf in range(self.leaves):
-            same = (under[..., :leaf, :] == under[..., leaf, None, :]) & drawn[..., :leaf, :]
-            number[..., leaf, :] = same.sum(-2)
-        return number.gather(-2, first)
+    def is_drawn(self) -> Bool[Tensor, "*batch leaves depth"]:
+        """Whether each sequence drew its token itself."""
+        return self.exists & (self.drawn_by == torch.arange(self.leaves, device=self.paths.device)[:, None])
+
+    @functools.cached_property
+    def child_number(self) -> Int64[Tensor, "*batch leaves depth"]:
+        """The number of each node among the children of its parent, from 0: so many of them were drawn by earlier leaves."""
+        parent = self.paths[..., :-1]
+        is_earlier = torch.ones(self.leaves, self.leaves, dtype=torch.bool, device=parent.device).tril(-1)[..., None]
+        is_sibling = (parent[..., :, None, :] == parent[..., None, :, :]) & self.is_drawn[..., None, :, :]
+        return (is_sibling & is_earlier).sum(-2).gather(-2, self.drawn_by)
 
 
 def optimal_tree(acceptance: Sequence[Sequence[float]], nodes: int) -> Tree:

@@ -126,7 +126,8 @@ class BatchedPair:
         is_grown = isinstance(policy.tree, ConfidentTree)
         self.share = 1 if is_grown else num_drafts // len(draft_decoders)
         # Without a tree, all sequences, and those of one draft, branch at once.
-        self.apart, self.of_writer = (Tree.delayed(count, draft_len) for count in (num_drafts, self.share))
+        once = [1] * (draft_len - 1)
+        self.apart, self.of_writer = Tree.of_widths([num_drafts, *once]), Tree.of_widths([self.share, *once])
         self.reader: TreeReader | ModelRows
         if (num_drafts > 1 or is_grown) and isinstance(decoder, LlamaDecoder):
             most = policy.tree.nodes if policy.tree else num_drafts * draft_len
@@ -220,9 +221,9 @@ def _draw(
 ) -> Int64[Tensor, "batch drafts"]:
     """Draw a token for each sequence. Children of one node are drawn jointly, as the verifier requires; different nodes independently."""
     if drafting == "ranked":
-        return ranked_tokens(probs, tree.siblings[:, depth].to(probs.device))
+        return ranked_tokens(probs, tree.child_number[:, depth].to(probs.device))
     assert generator is not None
-    parents = tree.first[:, depth - 1] if depth else torch.zeros_like(tree.first[:, 0])
+    parents = tree.drawn_by[:, depth - 1] if depth else torch.zeros_like(tree.drawn_by[:, 0])
     drawn = torch.zeros(probs.shape[:2], dtype=torch.int64, device=probs.device)
     families = [
         ((parents == parent) & tree.is_drawn[:, depth]).nonzero()[:, 0].tolist()
@@ -234,7 +235,7 @@ def _draw(
             selected = probs if len(rows) == probs.shape[1] else probs[:, rows]
             how = "independent" if rows is only_children else drafting
             drawn[:, rows] = draft_tokens(selected, how, generator)
-    return drawn[:, tree.first[:, depth].to(probs.device)]
+    return drawn[:, tree.drawn_by[:, depth].to(probs.device)]
 
 
 def _align_repeats(tokens: Int64[Tensor, "batch drafts length"], tree: Tree) -> Int64[Tensor, "batch drafts length"]:
@@ -243,7 +244,7 @@ def _align_repeats(tokens: Int64[Tensor, "batch drafts length"], tree: Tree) -> 
     for depth in range(tokens.shape[-1]):
         alike = (tokens[:, :, None, : depth + 1] == tokens[:, None, :, : depth + 1]).all(-1)
         earlier = alike.int().argmax(-1)
-        leader = tree.first[:, depth].to(tokens.device)  # the sequence that drew the token for all that share it
+        leader = tree.drawn_by[:, depth].to(tokens.device)  # the sequence that drew the token for all that share it
         again = (earlier < numbers)[:, leader] & tree.exists[:, depth].to(tokens.device)
         tokens = tokens.gather(1, earlier[:, leader].where(again, numbers)[..., None].expand_as(tokens))
     return tokens

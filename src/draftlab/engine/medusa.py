@@ -34,7 +34,7 @@ class MedusaPair:
     def propose(self, left: Sequence[int]) -> Proposal:
         """Guess with each head at the last state: its most probable tokens, or tokens drawn as the verifier requires."""
         policy = self.policy
-        logits, siblings = self.heads.guess(self.state), self.tree.siblings.to(self.state.device)
+        logits, siblings = self.heads.guess(self.state), self.tree.child_number.to(self.state.device)
         distributions = None
         if policy.is_greedy:
             most_probable(logits)  # refuses NaN, of which ``topk`` makes tokens

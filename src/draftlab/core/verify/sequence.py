@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Generator, Tensor
 
-from draftlab.core.sampling import DISTINCT, Tokens, draw, restrict
+from draftlab.core.sampling import Table, Tables, Tokens, draw, restrict
 from draftlab.core.tree import Tree
 from draftlab.core.verify.path import PathVerifier
 from draftlab.core.verify.token import TokenVerifier
@@ -31,14 +31,35 @@ class Outcome:
 
 
 def _voters(
-    verifier: TokenVerifier, active: Bool[Tensor, "batch drafts"], tokens: Tokens
+    verifier: TokenVerifier, tree: Tree | None, depth: int, active: Bool[Tensor, "batch drafts"], tokens: Tokens
 ) -> Bool[Tensor, "batch drafts"]:
-    """The active sequences that bring a draft: all of them, or the first with each token if drafts are distinct."""
+    """The active sequences that bring a draft: those that drew their token, or only the first with each token if drafts are distinct."""
+    drawn = active if tree is None else active & tree.is_drawn[..., depth].to(active.device)
     if not verifier.is_distinct:
-        return active
+        return drawn
     earlier = torch.ones(tokens.shape[1], tokens.shape[1], dtype=torch.bool, device=tokens.device).tril(-1)
-    repeated = (tokens[:, :, None] == tokens[:, None, :]) & active[:, None, :] & earlier
-    return active & ~repeated.any(-1)
+    repeated = (tokens[:, :, None] == tokens[:, None, :]) & drawn[:, None, :] & earlier
+    return drawn & ~repeated.any(-1)
+
+
+def _agreeing(
+    verifier: TokenVerifier,
+    tree: Tree | None,
+    depth: int,
+    active: Bool[Tensor, "batch drafts"],
+    voters: Bool[Tensor, "batch drafts"],
+    tokens: Tokens,
+    emitted: Int64[Tensor, " batch"],
+) -> Bool[Tensor, "batch drafts"]:
+    """The active sequences that have the emitted token. If drafts are distinct, they share the node of the voter that has it: below a sibling
+    that repeats its token there is no other draft."""
+    agrees = active & (tokens == emitted[:, None])
+    if tree is not None:
+        agrees &= tree.exists[..., depth].to(active.device)
+        if verifier.is_distinct:
+            drawn_by = tree.drawn_by[..., depth].to(active.device).expand_as(active)
+            agrees &= drawn_by == drawn_by.gather(1, (voters & agrees).int().argmax(-1, keepdim=True))
+    return agrees
 
 
 def verify_sequences(
@@ -68,56 +89,50 @@ def verify_sequences(
 
     **Returns:** the accepted tokens of each row, and the token after them.
     """
-    batch, drafts, length = tokens.shape
+    batch, drafts, path_len = tokens.shape
     active = torch.ones(batch, drafts, dtype=torch.bool, device=tokens.device)
     accepted = torch.zeros(batch, dtype=torch.int64, device=tokens.device)
-    token = torch.full_like(accepted, -1)
-    for depth in range(length):
+    token = torch.full_like(accepted, -1)  # until verification of the row has stopped
+    for depth in range(path_len):
         if tail is not None:
-            alone = ((active.sum(-1) == 1) & (token < 0)).nonzero()[:, 0]
-            if len(alone):
-                last = active[alone].double().argmax(-1)
-                target, draft, rest = (table[alone, last, depth:] for table in (target_probs, draft_probs, tokens))
-                more, token[alone] = tail.sample(target, draft, rest, generator, check=False)
-                accepted[alone] += more
-        drafted = active if tree is None else active & tree.is_drawn[..., depth].to(active.device)
-        voters = _voters(verifier, drafted, tokens[..., depth]) & (token < 0)[:, None]
-        counts = voters.sum(-1)
+            rows = ((active.sum(-1) == 1) & (token < 0)).nonzero()[:, 0]
+            if len(rows):
+                alone = active[rows].int().argmax(-1)
+                target, draft, rest = (table[rows, alone, depth:] for table in (target_probs, draft_probs, tokens))
+                more, token[rows] = tail.sample(target, draft, rest, generator, check=False)
+                accepted[rows] += more
+        drafted = tokens[..., depth]
+        voters = _voters(verifier, tree, depth, active, drafted) & (token < 0)[:, None]
+        counts, emitted = voters.sum(-1), torch.full_like(token, -1)
         for count in range(1, drafts + 1):
             rows = (counts == count).nonzero()[:, 0]
-            if not len(rows):
-                continue
-            paths = voters[rows].nonzero()[:, 1].view(-1, count)
-            at = rows[:, None]
-            target, draft = target_probs[rows, paths[:, 0], depth], draft_probs[at, paths, depth]
-            judged, ids = tokens[at, paths, depth], None
-            if truncated:
-                target, draft, judged, ids = restrict(target, draft, judged)
-            emitted, _ = verifier.sample(target, draft, judged, generator, check=False)
-            if ids is not None:
-                emitted = ids.gather(1, emitted[:, None])[:, 0]
-            agrees = active[rows] & (tokens[rows, :, depth] == emitted[:, None])
-            if tree is not None:
-                agrees &= tree.exists[..., depth].to(active.device).expand_as(active)[rows]
-                if verifier.drafting in DISTINCT:
-                    chosen = (voters[rows] & agrees).int().argmax(-1)
-                    agrees &= _below(tree.first[..., depth].to(active.device).expand(active.shape)[rows], chosen)
-            goes_on = agrees.any(-1)
-            active[rows[goes_on]] = agrees[goes_on]
-            accepted[rows[goes_on]] += 1
-            token[rows[~goes_on]] = emitted[~goes_on]
+            if len(rows):
+                paths = voters[rows].nonzero()[:, 1].view(-1, count)
+                target, draft = target_probs[rows, paths[:, 0], depth], draft_probs[rows[:, None], paths, depth]
+                emitted[rows] = _emit(verifier, target, draft, drafted[rows[:, None], paths], generator, truncated)
+        agrees = _agreeing(verifier, tree, depth, active, voters, drafted, emitted)
+        goes_on = agrees.any(-1)
+        active = agrees.where(goes_on[:, None], active)
+        accepted += goes_on
+        token = emitted.where((counts > 0) & ~goes_on, token)
     # Of equal siblings, one may end a path early. The path that reaches deepest shows all positions that were judged.
-    reach = torch.ones(drafts) if tree is None else 1 + tree.exists.sum(-1)
-    path = (active * reach.to(active.device)).argmax(-1)
+    reach = active if tree is None else active * (1 + tree.exists.sum(-1)).to(active.device)
+    path = reach.int().argmax(-1)
     whole = (token < 0).nonzero()[:, 0]
     if len(whole):
         token[whole] = draw(target_probs[whole, path[whole], accepted[whole]], 1, generator)[:, 0]
     return Outcome(path, accepted, token)
 
 
-def _below(first: Int64[Tensor, "rows leaves"], leaf: Int64[Tensor, " rows"]) -> Bool[Tensor, "rows leaves"]:
-    """Which leaves share the node of ``leaf``: their ``first`` leaf is the same. Below a sibling that repeats its token there is no other draft."""
-    return first == first.gather(1, leaf[:, None])
+def _emit(
+    verifier: TokenVerifier, target: Table, draft: Tables, tokens: Tokens, generator: Generator, truncated: bool
+) -> Int64[Tensor, " rows"]:
+    """The emitted token of each row, which is drawn on few tokens if ``truncated``."""
+    if not truncated:
+        return verifier.sample(target, draft, tokens, generator, check=False)[0]
+    target, draft, tokens, ids = restrict(target, draft, tokens)
+    column, _ = verifier.sample(target, draft, tokens, generator, check=False)
+    return ids.gather(1, column[:, None])[:, 0]
 
 
 def sequences_distribution(
@@ -129,25 +144,25 @@ def sequences_distribution(
 ) -> dict[tuple[int, ...], float]:
     """The exact distribution of the tokens that ``verify_sequences`` emits, given the drafted sequences: emitted tokens -> probability."""
     distribution: dict[tuple[int, ...], float] = {}
+    drafts, path_len = tokens.shape
 
-    def descend(prefix: tuple[int, ...], active: Bool[Tensor, " drafts"], reached: float) -> None:
-        depth, first = len(prefix), int(active.double().argmax())
-        voters = torch.zeros_like(active)
-        if depth < tokens.shape[1]:
-            drafted = active if tree is None else active & tree.is_drawn[:, depth]
-            voters = _voters(verifier, drafted[None], tokens[None, :, depth])[0]
-        emitted = target_probs[first, depth]
-        if bool(voters.any()):
-            emitted = verifier.distribution(emitted, draft_probs[voters, depth], tokens[voters, depth])
-        exists = active if tree is None else active & tree.exists[:, min(depth, tree.depth - 1)]
+    def descend(prefix: tuple[int, ...], active: Bool[Tensor, "1 drafts"], reached: float) -> None:
+        depth, path = len(prefix), int(active.int().argmax())
+        emitted, after = target_probs[path, depth], torch.zeros(target_probs.shape[-1], drafts, dtype=torch.bool)
+        if depth < path_len:
+            drafted = tokens[None, :, depth]
+            voters = _voters(verifier, tree, depth, active, drafted)
+            if bool(voters.any()):
+                emitted = verifier.distribution(emitted, draft_probs[voters[0], depth], drafted[voters])
+                # One row for each token that may be emitted.
+                every = torch.arange(len(emitted))
+                agreeing, judged, along = (table.expand(len(every), -1) for table in (active, voters, drafted))
+                after = _agreeing(verifier, tree, depth, agreeing, judged, along, every)
         for token, chance in enumerate(emitted.tolist()):
-            agrees = exists & (tokens[:, depth] == token) if bool(voters.any()) else torch.zeros_like(active)
-            if tree is not None and verifier.drafting in DISTINCT and bool(agrees.any()):
-                agrees &= _below(tree.first[None, :, depth], (voters & agrees)[None].int().argmax(-1))[0]
-            if chance > 0 and bool(agrees.any()):
-                descend((*prefix, token), agrees, reached * chance)
+            if chance > 0 and bool(after[token].any()):
+                descend((*prefix, token), after[token, None], reached * chance)
             elif chance > 0:
                 distribution[*prefix, token] = reached * chance
 
-    descend((), torch.ones(len(tokens), dtype=torch.bool), 1.0)
+    descend((), torch.ones(1, drafts, dtype=torch.bool), 1.0)
     return distribution
