@@ -292,35 +292,35 @@ def ceiling(
 ) -> Blocks:
     """An upper bound on the tokens that any verifier of K i.i.d. sequences emits, on average at the blocks of ``survived``; and these blocks.
 
-    **Arguments:**
-    - `best`: the best acceptance of K drafts at each position (``optimum_iid``); it bounds the first token of a block.
-
     A prefix x of i tokens is one of K i.i.d. draws with probability at most ``min_H 1 + q(H) - p(H)^K`` over sets of prefixes (``optimum_iid``
     again), and one that does not end the text with at most ``min_H 1 + q(H and no end) - p(H)^K`` over sets that contain all ends. Since
     ``p^K >= K c^(K-1) p - (K-1) c^K`` for any c, ``1 + (K-1) c^K - l + E_q [no end] min(1, l p(x)/q(x))`` with ``l = K c^(K-1)`` is a bound that texts
     of the target estimate without bias. For each depth and each of five classes of ``best``, the best c of ``LEVELS`` (or ``best`` itself, at
     the first depth) is chosen, for each half of the requests on the other half, since a choice on the same texts would make the bound too low.
+
+    **Arguments:**
+    - `best`: the best acceptance of K drafts at each position (``optimum_iid``); it bounds the first token of a block.
     """
     length = np.asarray(lengths, dtype=np.int64)
     request, left = places_in(length)
     starts = block_starts(_prefix_acceptance(survived, length, (num_drafts,), draft_len), length)
-    most, path = np.ones((2, len(left)))
     classes = np.digitize(best, np.quantile(best, [0.2, 0.4, 0.6, 0.8]))
-    slope = num_drafts * LEVELS ** (num_drafts - 1)
-    fixed = 1 + (num_drafts - 1) * LEVELS**num_drafts - slope
+    half = 2 * classes + request % 2  # class i has the halves 2i and 2i + 1
+    slope = num_drafts * LEVELS ** (num_drafts - 1)  # l
+    fixed = 1 + (num_drafts - 1) * LEVELS**num_drafts - slope  # 1 + (K-1) c^K - l
+    emitted, ratio = np.ones((2, len(left)))  # ratio: p(x)/q(x)
     for depth in range(draft_len):
-        path = path * ahead(survived.ratio[0], depth)
-        bound = fixed + np.minimum(1, slope * path[:, None]) * (left > depth + 1)[:, None]
+        ratio = ratio * ahead(survived.ratio[0], depth)
+        no_end = left > depth + 1
+        bound = fixed + np.minimum(1, slope * ratio[:, None]) * no_end[:, None]
         if depth == 0:
             bound = np.column_stack([bound, best])
-        for number, half in itertools.product(range(5), range(2)):
-            alike = classes == number
-            other = alike & (request % 2 != half)
+        for number in range(10):
+            rows, other = half == number, half == number ^ 1
             level = (starts[other] @ bound[other]).argmin() if other.any() else -1
-            rows = alike & (request % 2 == half)
-            most[rows] += bound[rows, level]
+            emitted[rows] += bound[rows, level]
     none = np.zeros((len(length), 1))
-    sums = [np.bincount(request, weights, minlength=len(length))[:, None] for weights in (starts, starts * most)]
+    sums = [np.bincount(request, weights, minlength=len(length))[:, None] for weights in (starts, starts * emitted)]
     return Blocks(stopped=sums[0], emitted=sums[1], judged=none, accepted=none)
 
 

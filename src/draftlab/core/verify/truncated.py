@@ -55,21 +55,23 @@ def _stage(truncation: Truncation, target: Table, first: Table, second: Table) -
     """Importance sampling between two independent drafts with distributions a and b (Khisti et al. 2025, section 4).
 
     Tokens are ranked by ``q - a b``. The first ``size`` enter the linear program and win against all others. After them the higher rank
-    wins, within the alphabet. ``r`` is recomputed from the solution, so it is exact whatever the solver did.
+    wins, within the alphabet: with ``A_i`` and ``B_i`` the masses of both drafts from rank i on, rank i is then selected with probability
+    ``A_i B_i - A_(i+1) B_(i+1)``. ``r`` is recomputed from the solution, so it is exact whatever the solver did.
     """
     vocab = target.shape[-1]
     size, alphabet = min(truncation.size, vocab), min(truncation.alphabet or vocab, vocab)
     score = target - first * second
     order = score.topk(alphabet, -1).indices if alphabet < vocab else argsort(-score)
-    ranked = torch.stack([target, first, second], 1).gather(-1, order[:, None].expand(-1, 3, -1))
-    outside = torch.ones_like(target).scatter_(-1, order, 0.0)
-    beyond = (torch.stack([first, second], 1) * outside[:, None]).sum(-1, keepdim=True)
-    # Each draft's mass from each rank on, tokens that are not ranked included; the product: both drafts have this rank or a later one.
-    rest = torch.cat([ranked[:, 1:], beyond], -1).flip(-1).cumsum(-1).flip(-1)
-    both = rest.prod(1)
-    inside, wins = _solve(truncation, ranked[..., :size], rest[..., size])
-    between = (both[:, size:-1] - both[:, size + 1 :]).clamp_min(0)
-    selected = (first * outside * beyond[:, 1]).scatter_(-1, order, torch.cat([inside, between], -1))
+    by_rank = torch.stack([target, first, second], 1).gather(-1, order[:, None].expand(-1, 3, -1))
+    is_unranked = torch.ones_like(target).scatter_(-1, order, 0.0)
+    unranked = (torch.stack([first, second], 1) * is_unranked[:, None]).sum(-1, keepdim=True)
+
+    from_rank = torch.cat([by_rank[:, 1:], unranked], -1).flip(-1).cumsum(-1).flip(-1)  # A and B
+    inside, wins = _solve(truncation, by_rank[..., :size], from_rank[..., size])
+    both = from_rank.prod(1)  # A B
+    after = (both[:, size:-1] - both[:, size + 1 :]).clamp_min(0)
+    selected = (first * is_unranked * unranked[:, 1]).scatter_(-1, order, torch.cat([inside, after], -1))
+
     rank = torch.full_like(target, alphabet, dtype=torch.int64).scatter_(
         -1, order, torch.arange(alphabet, device=order.device).expand_as(order)
     )
@@ -77,19 +79,20 @@ def _stage(truncation: Truncation, target: Table, first: Table, second: Table) -
 
 
 def _solve(
-    truncation: Truncation, probs: Float64[Tensor, "batch 3 size"], rest: Float64[Tensor, "batch 2"]
+    truncation: Truncation, probs: Float64[Tensor, "batch 3 size"], outside: Float64[Tensor, "batch 2"]
 ) -> tuple[Float64[Tensor, "batch size"], Float64[Tensor, "batch size size"]]:
-    """Solve the program over tokens with these probabilities of target and drafts; ``rest`` is the mass of each draft outside.
+    """Solve the program over tokens with these probabilities of target and drafts; ``outside`` is the mass of each draft on other tokens.
 
     Returns the distribution of the selected token inside, and the probability that the first of two tokens wins.
     """
     target, first, second = probs.unbind(1)
-    first_out, second_out = rest[..., None].unbind(1)
-    base = first * (second + second_out) + second * first_out
-    mass = first[:, :, None] * second[:, None, :]
-    mass = mass + mass.transpose(1, 2)
-    share = SPLITS[truncation.solver](target - base, mass)
-    return base + share.sum(-1), share / mass.where(mass > 0, 1.0)
+    first_outside, second_outside = outside[..., None].unbind(1)
+    # Both drafts are this token, or one is and the other is outside; and the drafts are these two tokens, in either order.
+    certain = first * (second + second_outside) + second * first_outside
+    pair = first[:, :, None] * second[:, None, :]
+    pair = pair + pair.transpose(1, 2)
+    share = SPLITS[truncation.solver](target - certain, pair)
+    return certain + share.sum(-1), share / pair.where(pair > 0, 1.0)
 
 
 def _keep_probs(
