@@ -5,8 +5,11 @@ import functools
 import importlib
 import inspect
 import re
+from pathlib import Path
 
 import pytest
+
+import draftlab
 
 ALL = ["draftlab.core.losses", "draftlab.core.stats", "draftlab.core.theory"]
 SOME = {
@@ -22,10 +25,19 @@ SOME = {
     },
     "draftlab.engine.replay": {"agreement", "walk"},
 }
+SOURCE = Path(draftlab.__file__).parents[1]
+WITH_EXAMPLES = [file for file in SOURCE.rglob("*.py") if ">>> " in file.read_text(encoding="utf-8")]
+
+
+@pytest.mark.parametrize(
+    "name", sorted(".".join(file.relative_to(SOURCE).with_suffix("").parts) for file in WITH_EXAMPLES)
+)
+def test_the_examples_run(name):
+    assert doctest.testmod(importlib.import_module(name)).failed == 0
 
 
 @pytest.mark.parametrize("name", [*ALL, *SOME])
-def test_the_examples_run(name):
+def test_functions_that_people_import_have_an_example(name):
     module = importlib.import_module(name)
     examples = {test.name.removeprefix(f"{name}."): test.examples for test in doctest.DocTestFinder().find(module)}
     members = inspect.getmembers(module, lambda it: inspect.isfunction(it) and it.__module__ == name)
@@ -39,4 +51,3 @@ def test_the_examples_run(name):
         parameters = [name for name in inspect.signature(function).parameters if name != "self"]
         assert re.findall(r"`(\w+)`", listed) == parameters, path
         assert returned
-    assert doctest.testmod(module).failed == 0

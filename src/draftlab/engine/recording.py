@@ -115,7 +115,7 @@ def is_pass(names: set[str]) -> bool:
 def on_head(logits: Float[Tensor, "positions vocab"], head: Int[Tensor, " head"]) -> Float[Tensor, "positions columns"]:
     """Log-probabilities of the tokens in ``head``, and in a last column of all other tokens together.
 
-    >>> on_head(tensor([[0.5, 0.25, 0.25]]).log(), tensor([2, 0])).exp()
+    >>> on_head(torch.tensor([[0.5, 0.25, 0.25]]).log(), torch.tensor([2, 0])).exp()
     tensor([[0.2500, 0.5000, 0.2500]])
     """
     return _with_rest(logits.log_softmax(-1)[:, head])

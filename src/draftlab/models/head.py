@@ -12,7 +12,7 @@ def spread(
 ) -> Float[Tensor, "*rows vocab"]:
     """Logits over the vocabulary from those of the tokens ``kept`` in a trimmed head: -inf for every other token.
 
-    >>> spread(tensor([[1.0, 2.0]]), tensor([3, 0]), vocab_size=4)
+    >>> spread(torch.tensor([[1.0, 2.0]]), torch.tensor([3, 0]), vocab_size=4)
     tensor([[2., -inf, -inf, 1.]])
     """
     if kept is None:
@@ -23,7 +23,7 @@ def spread(
 def columns_of(tokens: Int[Tensor, "*rows"], kept: Int[Tensor, " head"]) -> Int[Tensor, "*rows"]:
     """The column of each token in a head of the tokens ``kept``; tokens outside the head get the column after the last.
 
-    >>> columns_of(tensor([0, 7]), tensor([3, 0]))
+    >>> columns_of(torch.tensor([0, 7]), torch.tensor([3, 0]))
     tensor([1, 2])
     """
     size = max(int(tokens.max()), int(kept.max())) + 1
