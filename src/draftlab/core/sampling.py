@@ -32,7 +32,7 @@ FIRST_SORT = 1024
 
 NUCLEUS_ROUNDING = 1e-12
 """The part of ``top_p`` that may be missing from the mass of a nucleus, because of rounding."""
-SMALLEST = 1e-200
+SCALED_BELOW = 1e-200
 """Weights that are all smaller are scaled before a draw; products with the smallest floats would be rounded to them."""
 WHOLE_SORT = 4096
 """Vocabularies up to this size are sorted whole."""
@@ -152,8 +152,8 @@ def draft_tokens(draft_probs: Tables, drafting: Drafting, generator: Generator) 
     while tokens.shape[1] < drafts:
         # What remains is summed again: 1 minus the drawn mass loses all digits on a peaked distribution.
         most = rest.amax(-1, keepdim=True)
-        if bool((most < SMALLEST).any()):
-            rest = rest / most.where((most > 0) & (most < SMALLEST), 1.0)
+        if bool((most < SCALED_BELOW).any()):
+            rest = rest / most.where((most > 0) & (most < SCALED_BELOW), 1.0)
         drawn = draw(rest, 1, generator).clamp_max(rest.shape[-1] - 1)
         rest.scatter_(-1, drawn, 0.0)
         tokens = torch.cat([tokens, drawn], -1)

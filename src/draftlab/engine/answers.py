@@ -31,11 +31,11 @@ def in_full(temperature: float) -> str:
     return repr(float(temperature)).removesuffix(".0")
 
 
-def loops(tokens: Sequence[int], size: int = 6, times: int = 3) -> bool:
-    """Whether some run of ``size`` tokens occurs at least ``times`` times. A model that repeats itself is easy to draft for.
+def loops(tokens: Sequence[int]) -> bool:
+    """Whether some run of 6 tokens occurs at least 3 times. A model that repeats itself is easy to draft for.
 
     >>> loops([1, 2] * 8), loops(range(20))
     (True, False)
     """
-    runs = Counter(tuple(tokens[at : at + size]) for at in range(len(tokens) - size + 1))
-    return max(runs.values(), default=0) >= times
+    runs = Counter(zip(*(tokens[at:] for at in range(6)), strict=False))
+    return max(runs.values(), default=0) >= 3

@@ -31,6 +31,9 @@ SAMPLING = Sampling(1.0, top_k=5)
 
 CONTEXTS, VOCAB = 80, 5000  # of the synthetic family
 
+AT_ONCE = 16
+"""Texts in one forward pass."""
+
 
 @dataclass(frozen=True)
 class Pairs:
@@ -108,9 +111,7 @@ def record_file(
 
 
 @torch.inference_mode()
-def record(
-    target: LanguageModel, draft: LanguageModel, texts: Sequence[Answer], positions: int, batch: int = 16
-) -> Pairs:
+def record(target: LanguageModel, draft: LanguageModel, texts: Sequence[Answer], positions: int) -> Pairs:
     """Logits of target and draft at the first ``positions`` answer positions, in float32."""
     prompts: list[list[int]] = []
     answers: list[list[int]] = []
@@ -118,7 +119,7 @@ def record(
         if ids := text.answer_ids[: positions - sum(map(len, answers))]:
             prompts.append(text.prompt_ids)
             answers.append(ids)
-    parts = [(prompts[i : i + batch], answers[i : i + batch]) for i in range(0, len(answers), batch)]
+    parts = [(prompts[i : i + AT_ONCE], answers[i : i + AT_ONCE]) for i in range(0, len(answers), AT_ONCE)]
     of_target, of_draft = (
         torch.cat([model.answer_logits(*part).float().cpu() for part in parts]) for model in (target, draft)
     )

@@ -117,7 +117,7 @@ class AloneWithTrees:
         temperature: float,
         rng: np.random.Generator | None,
         rule: Rule,
-        lookup: LookedUp | None = None,
+        lookup: LookedUp | None,
     ) -> None:
         if not (isinstance(target, LlamaCpp) and isinstance(draft, LlamaCpp)):
             raise UserError("trees are drafted and read by models in llama.cpp", remedy="set backend to llama_cpp")

@@ -112,7 +112,7 @@ POOL = 1_000_003  # a prime: no two rows of a matrix begin at the same number
 BLOCKS = 31_249  # a prime: so many blocks of 32 numbers are in the pool
 
 
-def export_random(config: dict[str, Any], out: Path, weights: Weights = "f16", seed: int = 0) -> None:
+def export_random(config: dict[str, Any], out: Path, weights: Weights, seed: int) -> None:
     """Write a model of the sizes in ``config`` with random weights, for timing."""
     _write(config, out, out, weights, random_weights(expected_shapes(config, out), seed), False)
 

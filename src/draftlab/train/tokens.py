@@ -21,6 +21,8 @@ from draftlab.models import LanguageModel, Tokenizer, load_model, load_tokenizer
 
 PART = "\ufffd"
 """What a tokenizer writes for the first bytes of a character."""
+AT_ONCE = 16
+"""Requests in one forward pass."""
 
 
 @dataclass(frozen=True)
@@ -50,15 +52,15 @@ def propose(draft: LanguageModel, records: Sequence[Answer], draft_len: int) -> 
     return Proposals(drafted, written, visited, lengths)
 
 
-def token_counts(draft: LanguageModel, answers: TargetPass, draft_len: int, batch_size: int = 16) -> pd.DataFrame:
+def token_counts(draft: LanguageModel, answers: TargetPass, draft_len: int) -> pd.DataFrame:
     """How often each token of a request's text was ``proposed``, ``accepted`` and ``generated``, with greedy drafting.
 
     ``proposed``: drafted at a visited position; ``accepted``: proposed and accepted; ``generated``: in the answer, drafted or not. Precision
     is accepted / proposed, recall accepted / generated, summed over requests.
     """
     frames = []
-    for start in range(0, len(answers.answers), batch_size):
-        records = answers.answers[start : start + batch_size]
+    for start in range(0, len(answers.answers), AT_ONCE):
+        records = answers.answers[start : start + AT_ONCE]
         proposals = propose(draft, records, draft_len)
         request = np.repeat(np.arange(start, start + len(records)), proposals.lengths)
         parts = {
