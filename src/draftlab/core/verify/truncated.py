@@ -173,22 +173,27 @@ def _kept(
     Between two ranked tokens the higher rank is kept, or inside the program what the solution says; beyond the alphabet the held token is.
     """
     size, order = stage.wins.shape[-1], stage.order[..., None].expand(-1, -1, held.shape[-1])
-    ranked, new_ranked = held.gather(1, order), new.gather(1, stage.order)
+    by_rank, new_by_rank = held.gather(1, order), new.gather(1, stage.order)
     if (alphabet := stage.order.shape[1]) < held.shape[1]:
-        beyond = (stage.rank == alphabet).double()
-        out, new_out = (held * beyond[..., None]).sum(1, keepdim=True), (new * beyond).sum(-1, keepdim=True)
+        is_unranked = (stage.rank == alphabet).double()
+        unranked = (held * is_unranked[..., None]).sum(1, keepdim=True)
+        new_unranked = (new * is_unranked).sum(-1, keepdim=True)
     else:
-        out, new_out = torch.zeros_like(ranked[:, :1]), torch.zeros_like(new_ranked[:, :1])
-    wins = torch.cat([new_ranked, new_out], 1).flip(1).cumsum(1).flip(1)[:, :-1]  # the new token has no higher rank
-    loses = torch.cat([ranked[:, 1:], out], 1).flip(1).cumsum(1).flip(1)  # the held token has a lower rank
+        unranked, new_unranked = torch.zeros_like(by_rank[:, :1]), torch.zeros_like(new_by_rank[:, :1])
+
+    # The mass against which a held token of each rank is kept (the new one has no higher rank), and a new one (the held one has a lower rank).
+    held_wins = torch.cat([new_by_rank, new_unranked], 1).flip(1).cumsum(1).flip(1)[:, :-1]
+    new_wins = torch.cat([by_rank[:, 1:], unranked], 1).flip(1).cumsum(1).flip(1)
+    # Inside the program, the solution in place of the order of ranks; a token is kept against itself.
     same = torch.eye(size, dtype=torch.float64, device=held.device)
     change = stage.wins * (1 - same) + same - torch.ones_like(same).triu()
-    wins[:, :size] += (change @ new_ranked[:, :size, None])[..., 0]
-    loses[:, :size] -= change.transpose(1, 2) @ ranked[:, :size]
-    after = ranked * wins[..., None] + loses * new_ranked[..., None]
+    held_wins[:, :size] += (change @ new_by_rank[:, :size, None])[..., 0]
+    new_wins[:, :size] -= change.transpose(1, 2) @ by_rank[:, :size]
+
+    kept = by_rank * held_wins[..., None] + new_wins * new_by_rank[..., None]
     if alphabet == held.shape[1]:
-        return torch.empty_like(held).scatter_(1, order, after)
-    return (held * (beyond * new_out)[..., None]).scatter(1, order, after)
+        return torch.empty_like(held).scatter_(1, order, kept)
+    return (held * (is_unranked * new_unranked)[..., None]).scatter(1, order, kept)
 
 
 def truncated(truncation: Truncation) -> TokenVerifier:
