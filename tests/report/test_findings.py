@@ -96,6 +96,16 @@ def test_the_best_setting_has_to_win_against_each_of_the_others():
     assert findings.sentence("beyond_divergences", two, finding) == "a wins."
 
 
+def test_the_best_of_a_group_is_marked_where_it_does_not_stand_out():
+    rows = pd.DataFrame({"request_id": [*range(40)] * 2, "loss": ["a"] * 40 + ["b"] * 40, "visited": 10.0})
+    above = [5 + i % 3 for i in range(40)]
+    clear = rows.assign(source="x", overlap=[*above, *(value + 1 for value in above)])
+    near = rows.assign(source="y", overlap=[*above, *(5 + (i + 1) % 3 for i in range(40))])
+    finding = Finding(best=["loss"], each=["source"], measure="alpha", more="{best} wins", level="tie")
+    sentence = findings.sentence("beyond_divergences", pd.concat([clear, near]), finding)
+    assert sentence == "b wins (best for x: b; y: b, not clearly)."
+
+
 def test_groups_named_in_the_text_are_not_pooled():
     """``level`` where they disagree, however the pooled rows fall."""
     rows = pd.DataFrame({"request_id": [*range(20)] * 2, "num_drafts": [2] * 20 + [8] * 20, "one_branch_seconds": 1.0})

@@ -89,8 +89,10 @@ def _check_filters(experiment: str, table: pd.DataFrame, filters: Mapping[str, A
 
 
 def _show_group(result: Result, digits: int, sign: str) -> str:
-    """The result of one group as text: the name of the best option, or the value."""
-    return _describe(result.options[0]) if result.options else show(result.value, digits, sign=sign)
+    """The result of one group as text: the best option, with "not clearly" if it does not differ from each other one, or the value."""
+    if not result.options:
+        return show(result.value, digits, sign=sign)
+    return _describe(result.options[0]) + (", not clearly" if result.alike else "")
 
 
 def _describe(values: Mapping[str, Any]) -> str:
