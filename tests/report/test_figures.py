@@ -114,6 +114,14 @@ def test_a_class_is_counted_in_requests_and_its_figure_names_the_unit(known):
     assert "95 % bootstrap over groups of up to 4 requests" in footer
 
 
+def test_classes_stand_in_the_order_of_their_streams(known):
+    lengths = {"Chinese": 30, "English": 90, "Russian": 60}
+    classes = [pd.DataFrame({"group": [name] * n, "stream_index": range(n)}) for name, n in lengths.items()]
+    table = pd.concat(classes, ignore_index=True).assign(method="separate", seed=0, overlap=1, visited=2)
+    drawn = stream.stream_figure(table, "laptop", known, StreamCurves(panel="group", by_class=True))
+    assert [ax.get_title() for ax in drawn.axes] == ["English", "Russian", "Chinese"]
+
+
 def test_panels_that_share_an_axis_share_its_ticks(known):
     """The short streams of some classes once put their ticks under the long one's."""
     rows = pd.DataFrame({"group": ["long"] * 1200, "stream_index": range(1200)})
@@ -151,6 +159,16 @@ def test_less_than_a_decade_has_several_labels(known):
     assert len(labels) > 1
 
 
+def test_a_legend_lists_known_series_in_their_order():
+    """Levels and printed curves are not drawn in the order of our series: 100 % once stood before 30 %."""
+    figure, axes = style.panels(1, 1)
+    for label in ("printed", "static, 100 %", "static, 30 %", "online"):
+        axes[0, 0].plot([0, 1], [0, 1], label=label)
+    style.legend(figure, list(axes.flat))
+    shown = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert shown == ["online", "static, 30 %", "static, 100 %", "printed"]
+
+
 @pytest.mark.parametrize("width", [4.6, 7.0])
 def test_a_legend_has_the_room_that_it_takes(width):
     """Matplotlib spreads labels evenly over the columns: seven over three are 3, 2 and 2."""
@@ -170,6 +188,7 @@ def test_a_legend_has_the_room_that_it_takes(width):
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     (legend,) = figure.legends
+    labels = [text.get_text() for text in legend.get_texts()]
     box = legend.get_window_extent(canvas.get_renderer())
     taken = 72 * box.width / figure.dpi
     rows = -(-len(labels) // legend._ncols)
@@ -341,6 +360,38 @@ def test_an_experiment_without_a_figure_gets_an_overview(known, tmp_path, monkey
         "static, first 10 %",
         "offline, all data",
     ]
+
+
+@pytest.mark.parametrize("name", ["beyond_divergences", "beyond_length_rules", "beyond_trained_pairs"])
+def test_no_mark_of_an_overview_hides_the_next(known, name):
+    figure = figures.figure(name, _table(name), "laptop", known)
+    FigureCanvasAgg(figure).draw()
+    (ax,) = figure.axes
+    heights = sorted(marks.lines[0].get_ydata()[0] for marks in ax.containers)
+    inches = ax.get_window_extent().height / figure.dpi / abs(ax.get_ylim()[1] - ax.get_ylim()[0])
+    least = min(below - above for above, below in itertools.pairwise(heights))
+    assert least * inches > ax.containers[0].lines[0].get_markersize() / 72
+
+
+def test_words_of_an_overview_have_a_name(known):
+    assert figures.figure("beyond_divergences", _table("beyond_divergences"), "laptop", known).axes[0].get_ylabel() == (
+        "answers of"
+    )
+    assert not figures.figure("beyond_branches", _table("beyond_branches"), "laptop", known).axes[0].get_ylabel()
+
+
+def test_parts_of_the_time_share_their_axis(known):
+    """Bars of equal length in two panels once stood for different times."""
+    *_, one, two = figures.figure("beyond_block_multidraft", _table("beyond_block_multidraft"), "laptop", known).axes
+    assert one.get_xlim() == two.get_xlim()
+    longest = max(bar.get_x() + bar.get_width() for ax in (one, two) for bar in ax.patches)
+    assert longest < one.get_xlim()[1]
+
+
+def test_a_share_has_an_axis_that_ends_at_1(known):
+    """Over few requests an interval of precision reaches above 1."""
+    *shares, _ = figures.figure("osd_token_recall", _table("osd_token_recall"), "laptop", known).axes
+    assert {ax.get_ylim() for ax in shares if ax.get_xlabel() != "gain in recall"} == {(-0.05, 1.05)}
 
 
 @pytest.mark.parametrize("series", ["oracle", "lookup_first"])

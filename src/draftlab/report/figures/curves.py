@@ -54,7 +54,7 @@ def curve_figure(
 ) -> Figure:
     """Plot estimates with intervals against ``x``: a line per value of ``series``, a panel per value of ``panel``.
 
-    ``foot(ax, rows)`` draws an extra last row with its own axes. Lines are shifted by ``apart`` along ``x``, so that intervals do not
+    ``foot(ax, rows)`` draws an extra last row with axes of its own, which its panels share. Lines are shifted by ``apart`` along ``x``, so that intervals do not
     hide each other.
     """
     panel, series, x, xlabel = form.panel, form.series, form.x, form.xlabel
@@ -94,6 +94,8 @@ def curve_figure(
                 ax.axhline(form.level, **{"color": GREY, "linewidth": 0.6} | named)
         axes[row, 0].set_ylabel(ylabel)
     if foot is not None:
+        for ax in axes[-1, 1:]:
+            ax.sharex(axes[-1, 0])
         for ax, value in zip(axes[-1], shown, strict=True):
             foot(ax, rows_of[value])
     labels = {label for ax in axes.flat for label in ax.get_legend_handles_labels()[1]}

@@ -16,7 +16,19 @@ from draftlab.report import tables, tidy
 from draftlab.report.figures.curves import curve_figure, live_figure
 from draftlab.report.figures.gaps import gap_figure
 from draftlab.report.figures.stream import stream_figure
-from draftlab.report.figures.style import EXACT, counted, footer, legend, looks, marks, panels, seeds, setting, wrap
+from draftlab.report.figures.style import (
+    EXACT,
+    counted,
+    footer,
+    key_name,
+    legend,
+    looks,
+    marks,
+    panels,
+    seeds,
+    setting,
+    wrap,
+)
 from draftlab.report.published import Published
 
 
@@ -44,7 +56,9 @@ def overview(experiment: str, table: pd.DataFrame, scale: str) -> Figure:
         raise UserError(f"{experiment}: no row of the table is selected", remedy=remedy)
     rows = list(dict.fromkeys(cells[list(layout.rows)].itertuples(index=False, name=None)))
     series = list(dict.fromkeys(cells[list(layout.columns)].itertuples(index=False, name=None))) or [()]
-    figure, axes = panels(1, 1, width=5.0, height=0.5 + 0.25 * len(rows))
+    series_height = 0.06  # inches, so that the marks of two series do not hide each other
+    row_height = max(0.25, series_height * (len(series) + 2))
+    figure, axes = panels(1, 1, width=5.0, height=0.5 + row_height * len(rows))
     ax = axes[0, 0]
     styles = list(looks(values[0] if len(values) == 1 else values for values in series).values())
     for number, values in enumerate(series):
@@ -54,11 +68,15 @@ def overview(experiment: str, table: pd.DataFrame, scale: str) -> Figure:
         for key, value in settings.items():
             line = line[line[key] == value]
         places = [rows.index(tuple(cell)) for cell in line[list(layout.rows)].itertuples(index=False, name=None)]
-        y = np.asarray(places) + 0.5 * ((number + 0.5) / len(series) - 0.5)
+        y = np.asarray(places) + (number - (len(series) - 1) / 2) * series_height / row_height
         marks(ax, line, y, styles[number], label=label)
     ax.set(xlabel=wrap(str(measure), 50), ylim=(len(rows) - 0.5, -0.5))
     names = [", ".join(map(setting, layout.rows, row)) for row in rows]
     ax.set_yticks(range(len(rows)), names)
+    if len(layout.rows) == 1 and all(
+        isinstance(value, str) for (value,) in rows
+    ):  # a number comes with the name of its setting
+        ax.set_ylabel(key_name(layout.rows[0]))
     if len(series) > 1:
         legend(figure, [ax])
     units = tidy.resampled_name(table)

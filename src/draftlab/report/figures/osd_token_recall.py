@@ -35,6 +35,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     datasets = in_order(common["dataset"].tolist(), NAMES)
     for row, statistic in enumerate(("precision", "recall")):
         for ax, dataset in zip(figure.axes[row * len(datasets) :], datasets, strict=False):
+            ax.set_ylim(-0.05, 1.05)  # shares, although an interval over few requests may reach above 1
             for method, variant in (("original", "original"), ("distilled", "teacher_fwd")):
                 means = [
                     *published.of(f"F7.top100_mean_{statistic}", dataset=dataset, variant=variant)["value"],

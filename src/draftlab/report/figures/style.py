@@ -122,17 +122,20 @@ def panels(rows: int, columns: int, *, width: float = WIDE, height: float = 1.7,
 
 
 def legend(figure: Figure, axes: Sequence[Axes]) -> None:
-    """Draw one legend above all panels, with each label once, in as many columns as fit."""
+    """Draw one legend above all panels, with each label once, known series first and in their order, in as many columns as fit."""
     handles: dict[str, Any] = {}
     for ax in axes:
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle[0] if isinstance(handle, ErrorbarContainer) else handle)
     if not handles:
         return
-    labels, room = list(handles), 71 * figure.get_figwidth()  # points: an inch has 72
+    labels = in_order(list(handles), [known.label for known in LOOKS.values()])
+    room = 71 * figure.get_figwidth()  # points: an inch has 72
     rows = next(rows for rows in range(1, len(labels) + 1) if _width(labels, rows) <= room or rows == len(labels))
     columns = -(-len(labels) // rows)
-    figure.legend(list(handles.values()), labels, loc="outside upper center", ncols=columns, columnspacing=BETWEEN)
+    figure.legend(
+        [handles[label] for label in labels], labels, loc="outside upper center", ncols=columns, columnspacing=BETWEEN
+    )
 
 
 def _width(labels: Sequence[str], rows: int) -> float:
