@@ -91,7 +91,7 @@ def test_everything_is_in_the_page(known, text):
         assert word in text
     assert "no_longer_of_it" not in text
     assert (
-        '<p class="finding">The online draft overtakes a briefly distilled one: over the last fifth of the stream alpha is'
+        '<p class="finding"><b>The online draft overtakes a briefly distilled one</b>: over the last fifth of the stream alpha is'
         in text
     )
     parts = r"(\d+) recomputed from .*, (\d+) computed by .*, (\d+) measured with models"
@@ -105,6 +105,12 @@ def test_everything_is_in_the_page(known, text):
     )
     rows = len(known.numbers) + len(known.statements)
     assert text.count('<td class="note">') >= rows
+
+
+def test_the_best_of_a_row_is_bold_as_the_caption_says(text):
+    assert "bold: best of its row" in text
+    assert re.search(r"<td><b>[\d.]+</b> \[[\d.]+, [\d.]+\]</td>", text)
+    assert "&lt;b&gt;" not in text
 
 
 def test_small_and_self_contained(text):

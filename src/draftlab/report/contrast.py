@@ -22,6 +22,10 @@ from draftlab.report import tidy
 
 Key = tuple[Any, ...]
 Side = Literal["more", "less", "level"]
+PAIRED = (
+    "In brackets after a number is its 95 % interval. A difference compares two settings on the same requests, where both have them, so it "
+    "can be significant although their bars in the figure overlap."
+)
 
 
 @dataclass(frozen=True)

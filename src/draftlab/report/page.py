@@ -27,6 +27,7 @@ from draftlab.files.json_files import read_json, split_common
 from draftlab.files.tables import read_table
 from draftlab.plan import Scale
 from draftlab.report import findings, published, summary, tables, tidy
+from draftlab.report.contrast import PAIRED
 from draftlab.report.judgement import CLAIM_VERDICTS
 from draftlab.report.ledger import by_chance
 from draftlab.report.provenance import cells_of, flatten
@@ -102,6 +103,7 @@ def write(
         chance=by_chance(ledger),
         statements=[row for row in tidy.records(ledger) if row["published"] == "in words"],
         tokens=None if "show_tokens=False" in config else _token_view(results / "tokens.json"),
+        paired=PAIRED,
         library=Markup(script),  # the vendored script, not text of a run
     )
     write_text(out, page)
@@ -119,12 +121,13 @@ def _section(table: Path, results: Path, config: Sequence[str], claims: Sequence
     plan = tidy.plan_of(name)
     prefix = results / "figures" / name
     figure, cells = prefix.with_name(f"{name}.png"), prefix.with_name(f"{name}.csv")
-    page, columns, caption, finding = pd.DataFrame(), list[str](), "", ""
+    page, labels, columns, caption, finding = pd.DataFrame(), 0, list[str](), "", ""
     if cells.exists():
         rows = tidy.read(table)
         layout = tables.layout_of(name, rows)
         finding = findings.sentences(name, rows)
-        page = tables.arrange(tables.read_cells(cells), layout, tidy.plan_of(name).measure())
+        measure, labels = tidy.plan_of(name).measure(), len(layout.rows)
+        page = tables.arrange(tables.read_cells(cells), layout, measure, bold=Markup("<b>{}</b>").format)
         columns = tables.header(page, layout)
         caption = prefix.with_name(f"{name}.md").read_text(encoding="utf-8").strip().splitlines()[-1]
         if name == "osd_offline" and (loops := summary.looping(rows)):
@@ -142,7 +145,7 @@ def _section(table: Path, results: Path, config: Sequence[str], claims: Sequence
         "figure": _data_uri(figure) if figure.exists() else "",
         "size": _size(figure) if figure.exists() else (0, 0),
         "columns": columns,
-        "rows": page.to_numpy().tolist(),
+        "rows": [[*row[:labels], *map(Markup, row[labels:])] for row in page.to_numpy().tolist()],
         "caption": caption,
         "claims": claims,
         "common": common,

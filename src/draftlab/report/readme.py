@@ -15,6 +15,7 @@ from draftlab.files.tables import read_table, tables_in
 from draftlab.files.yaml_files import read_yaml
 from draftlab.plan import load_experiment
 from draftlab.report import stages_page
+from draftlab.report.contrast import PAIRED
 from draftlab.report.judgement import CLAIM_VERDICTS
 from draftlab.report.ledger import by_chance
 from draftlab.report.tidy import records
@@ -92,7 +93,13 @@ def index(folder: Path, root: Path) -> str:
     scale = root / f"workflow/scales/{folder.name}.yaml"
     key, remark = ("scale", read_yaml(scale).get("remark", "")) if scale.is_file() else ("name", "")
     machines = {name: _machine(one) for name, one in read_json(folder / "data/provenance.json").items()}
-    lines = [f"# Figures and tables of `{key}={folder.name}`", "", WHAT_IS_BOLD, "", *([remark, ""] if remark else [])]
+    lines = [
+        f"# Figures and tables of `{key}={folder.name}`",
+        "",
+        f"{WHAT_IS_BOLD} {PAIRED}",
+        "",
+        *([remark, ""] if remark else []),
+    ]
     known = {name: load_experiment(root / f"workflow/experiments/{name}.yaml") for name in tables_in(folder / "data")}
     for table, experiment in sorted(known.items(), key=lambda item: (PAPERS.index(item[1].paper), item[0])):
         numbers = f"[table]({table}.md) · [cells]({table}.csv) · [LaTeX]({table}.tex) · [PDF]({table}.pdf) · [rows](data/{table}.csv.gz)"
