@@ -28,9 +28,10 @@ def stream_figure(table: pd.DataFrame, scale: str, published: Published, form: S
     if "after" in table:
         table = _served(table)
     table = labelled(table, [panel])
-    ends = table.groupby(panel)["stream_index"].max() if form.by_class else pd.Series(0, NAMES)
-    longest_first = ends.sort_values(ascending=False, kind="stable").index
-    shown = in_order(table[panel].tolist(), longest_first) if panel else [None]
+    order = list(NAMES)
+    if form.by_class:  # the longest stream first
+        order = table.groupby(panel)["stream_index"].max().sort_values(ascending=False, kind="stable").index.tolist()
+    shown = in_order(table[panel].tolist(), order) if panel else [None]
     has_printed = bool(form.curves or form.printed)
     figure, axes = panels(1 + has_printed, len(shown), height=1.7, sharey=True, sharex="row", width=7.0)
     windows: list[int] = []
