@@ -7,6 +7,7 @@ import functools
 import json
 import math
 import random
+import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -553,6 +554,32 @@ def test_a_function_of_another_form_is_told_how_it_is_called(form: command.Form,
 def test_a_verifier_is_tested_with_at_least_one_draft() -> None:
     with pytest.raises(UserError, match="num_drafts is 0"):
         command.run("single", "distribution", "iid", 0, Budget())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "import torch\n\nlaw = torhc.softmax\n",
+            r"{file}:3: cannot load '{spec}': NameError: name 'torhc' is not defined",
+        ),
+        (
+            "import no_such_package\n",
+            r"{file}:1: cannot load '{spec}': ModuleNotFoundError: No module named 'no_such_package'",
+        ),
+        ("def law(:\n", r"cannot load '{spec}': SyntaxError: .*{module}\.py, line 1"),
+    ],
+)
+def test_a_module_that_fails_as_it_is_loaded_names_its_line(
+    text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = f"broken_{tmp_path.name}"
+    file = tmp_path / f"{module}.py"
+    file.write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    spec = f"{module}:law"
+    with pytest.raises(UserError, match=message.format(file=re.escape(str(file)), spec=spec, module=module)):
+        command.run(spec, "distribution", "iid", 2, Budget())
 
 
 def test_an_error_in_one_s_own_verifier_names_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,10 +124,15 @@ def _load(spec: str) -> TokenVerifier | PathVerifier | TreeVerifier | Callable[.
         sys.path.insert(0, "")  # a module in the working directory, as with python -m
     try:
         loaded = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise UserError(
-            f"cannot load {spec!r}: {error}", remedy="give module:function that Python can import"
-        ) from None
+    except UserError:
+        raise
+    except Exception as error:
+        # The first line that ran in the module; an error of syntax names its place itself.
+        ran = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<")]
+        own = next((f for f in ran if f.filename not in (__file__, importlib.__file__)), None)
+        what = f"cannot load {spec!r}: {type(error).__name__}: {first_line(error)}"
+        file, line = (own.filename, own.lineno) if own else (None, None)
+        raise UserError(what, file=file, line=line, remedy="give module:function that Python can import") from None
     if not callable(loaded) and not isinstance(loaded, TokenVerifier | PathVerifier | TreeVerifier):
         raise UserError(f"{spec} is a {type(loaded).__name__}", remedy="give a function or a verifier")
     return loaded  # type: ignore[no-any-return]
