@@ -180,6 +180,27 @@ def test_a_run_that_downloads_nothing_asks_for_nothing() -> None:
     assert not any("hub" in line.lower() for line in said)
 
 
+def downloads(asked: plan.Run) -> list[str]:
+    return [line.split("GB  ")[1] for line in said_of(asked) if line.startswith("download")]
+
+
+def test_the_plan_lists_the_downloads_of_its_own_experiments() -> None:
+    *models, total = downloads(run(experiments="osd_online"))
+    assert models == ["JackFram/llama-160m", "lmsys/vicuna-7b-v1.3"]
+    assert total == "in all; of unknown size: the datasets"
+    assert downloads(run(experiments="mdss_region")) == ["in all"]
+    assert downloads(plan.load_run({"scale": "smoke"}, WORKFLOW)) == ["in all"]
+
+
+def test_the_plan_names_downloads_whose_size_it_does_not_know(tmp_path: Path) -> None:
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "a", "answer": "b"}\n{"prompt": "c", "answer": "d"}\n')
+    config = {"scale": "smoke", "dataset": str(tmp_path / "prompts.jsonl")}
+    hub = plan.load_run(config | {"target": "owner/large@main", "draft": "owner/small"}, WORKFLOW)
+    assert downloads(hub) == ["in all; of unknown size: owner/large, owner/small"]
+    package = plan.load_run(config | {"target": "package:smollm2-135m-instruct"}, WORKFLOW)
+    assert downloads(package) == ["in all; of unknown size: package:smollm2-135m-instruct"]
+
+
 def test_the_published_memory_is_what_is_computed_and_within_15_percent_of_what_was_measured() -> None:
     said = [
         line.split("|")
@@ -259,7 +280,7 @@ def test_live_decoding_takes_longer_the_more_is_drafted_and_launches_what_a_bloc
 def test_requests_that_a_model_classifies_are_planned() -> None:
     labelled = [job for job in needs.jobs(run()) if job.rule == "label"]
     assert {job.name for job in labelled} == {"arena.topic.prompts.jsonl", "arena.topic.eval.jsonl"}
-    assert any("without the classifier alimazhar-110" in line for line in said_of(run()))
+    assert any("of unknown size: the classifier alimazhar-110" in line for line in said_of(run()))
     assert not any("classifier" in line for line in said_of(run(experiments="osd_epochs")))
 
 

@@ -13,6 +13,7 @@ from draftlab.latency.sizes import known_models
 from draftlab.plan.grids import validated
 from draftlab.plan.hours import GPUS, Card, seconds
 from draftlab.plan.needs import Job, has_gpu, jobs, memory_mb
+from draftlab.plan.preflight import needed
 from draftlab.plan.run import Run, run_of
 from draftlab.plan.scale import Gpu
 from draftlab.stages import STAGES
@@ -58,22 +59,27 @@ def _by_rule(run: Run, every: Sequence[Job], hours: Mapping[Job, float]) -> Iter
 
 def _downloads(run: Run, every: Sequence[Job]) -> Iterator[str]:
     """A line per model to download, and per dataset that asks for access."""
-    recipes = (recipe for pair in run.settings.pairs.values() for recipe in pair.models.values())
-    names = {recipe.model.partition("@")[0] for recipe in recipes if recipe.model}
-    known = known_models()
+    settings, known = run.settings, known_models()
+    pairs, datasets = needed(run)
+    recipes = [settings.pairs[pair].target for pair in pairs if not settings.by_architecture]
+    recipes += [settings.pairs[job.pair].models[job.name] for job in every if job.rule == "draft"]
+    named = {recipe.model for recipe in recipes if recipe.model}
+    models = {name.partition("@")[0] for name in named if not name.endswith(".gguf") and not Path(name).exists()}
     sizes = {
         name: known[name].sizes.parameters * known[name].stored
-        for name in sorted(names & set(known))
+        for name in sorted(models & set(known))
         if not name.startswith(PREFIX)
     }
     for name, size in sizes.items():
         yield f"download {size / 1e9:>8,.1f} GB  {name}"
-    data, unknown = run.settings.data, "the datasets"
-    if any(job.rule == "label" for job in every) and data.asks_classifier:
-        unknown = f"the classifier {data.classifier.partition('@')[0]} and the datasets"
-    yield f"download {sum(sizes.values()) / 1e9:>8,.1f} GB  in all, without {unknown}, whose sizes are not known in advance"
-    datasets = map(registry.find, run.settings.every_dataset if data.source == "hub" else [])
-    for dataset in datasets:
+    unknown = sorted(models - set(sizes))
+    if any(job.rule == "label" for job in every) and settings.data.asks_classifier:
+        unknown.append(f"the classifier {settings.data.classifier.partition('@')[0]}")
+    if fetched := sorted(datasets) if settings.data.source == "hub" else []:
+        unknown.append("the datasets")
+    more = f"; of unknown size: {', '.join(unknown)}" if unknown else ""
+    yield f"download {sum(sizes.values()) / 1e9:>8,.1f} GB  in all{more}"
+    for dataset in map(registry.find, fetched):
         if dataset.gated == "yes":
             yield f"requires access: https://huggingface.co/datasets/{dataset.hub_id}"
 

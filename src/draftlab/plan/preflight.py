@@ -19,7 +19,7 @@ from draftlab.plan.scale import MAIN
 
 def check_data(run: Run) -> None:
     """Check the models and read the user's raw files that the cells need; a wrong one is a ``UserError``."""
-    pairs, datasets = _needed(run)
+    pairs, datasets = needed(run)
     _check_models(run, pairs)
     _check_source(run, pairs, datasets)
     if run.raw_folder:
@@ -28,7 +28,7 @@ def check_data(run: Run) -> None:
             _check_prompts(run, run.raw_folder)
 
 
-def _needed(run: Run) -> tuple[set[str], set[Dataset]]:
+def needed(run: Run) -> tuple[set[str], set[Dataset]]:
     """The pairs and the datasets that the cells need."""
     pairs: set[str] = set()
     datasets: set[Dataset] = set()
