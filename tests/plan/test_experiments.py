@@ -16,6 +16,7 @@ from draftlab.core import losses, verify
 from draftlab.errors import UserError
 from draftlab.files import digests, registries
 from draftlab.files.tables import tables_in
+from draftlab.files.yaml_files import read_yaml
 from draftlab.plan.experiment import PROFILES
 from draftlab.plan.scale import Size
 from draftlab.stages import STAGES, acceptance
@@ -391,6 +392,17 @@ def test_a_file_that_cannot_be_opened_is_named(tmp_path):
     (tmp_path / "e.yaml").mkdir()
     with pytest.raises(UserError, match=r"e\.yaml: Is a directory"):
         plan.load_experiment(tmp_path / "e.yaml")
+
+
+def test_a_key_that_stands_twice_is_refused_and_one_that_overrides_a_merged_one_is_not(tmp_path):
+    path = tmp_path / "e.yaml"
+    path.write_text("title: A\nfixed: {top_k: 5, seed: 0,\n  top_k: 6}\n")
+    with pytest.raises(UserError, match=r"e\.yaml:3: not YAML: the key 'top_k' stands here twice"):
+        plan.load_experiment(path)
+    path.write_text(
+        "inner: &inner {seed: 0, method: online}\nown: &own {<<: *inner, seed: 1}\nlast: {<<: *own, seed: 2}\n"
+    )
+    assert read_yaml(path)["last"] == {"seed": 2, "method": "online"}
 
 
 @pytest.mark.parametrize("content", [b"title: caf\xe9\n", b"title: 2020-13-45\n"])

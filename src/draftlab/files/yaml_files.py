@@ -16,10 +16,25 @@ SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """PyYAML's loader in C if it is available: ten times as fast."""
 
 
+class Loader(SafeLoader):  # type: ignore[misc]
+    """The loader, but a key that stands twice in one mapping is an error: PyYAML keeps only the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            # A key that was merged in (<<) stands elsewhere.
+            if node.start_mark.index <= key.start_mark.index < node.end_mark.index and isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    what = f"the key {key.value!r} stands here twice"
+                    raise yaml.constructor.ConstructorError(None, None, what, key.start_mark)
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)  # type: ignore[no-any-return]
+
+
 def read_yaml(path: Path) -> Any:
     """Read the values of a file; one that is not YAML raises ``UserError`` with the line."""
     try:
-        return yaml.load(path.read_text(encoding="utf-8"), SafeLoader)
+        return yaml.load(path.read_text(encoding="utf-8"), Loader)
     except OSError as error:
         raise UserError(
             f"{error.strerror}", file=path, remedy="check the path, or restore the file from the repository"
