@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from draftlab.engine.length_rules import RULES, acceptance_model, schedule
+from draftlab.engine.length_rules import RULES, acceptance_model, schedule, scores_of
 from draftlab.engine.replay_lengths import Drafted, cut, guess, while_at_least
+from draftlab.errors import UserError
 from draftlab.models.lookup import Lookup
 from tests.pair import small_llama
 
@@ -29,6 +30,22 @@ def test_the_scores_of_a_block_by_hand():
     assert scores["entropy"] == pytest.approx([1, 0.5, 0.25])
     assert scores["margin"] == [0.6, 0.1, 0.85]
     assert while_at_least(np.array([scores["confident"], scores["joint"], [0.9, 0.4, 0.9]]), 0.5).tolist() == [3, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        (lambda stream, drafted: drafted.confidence[:, 0], r"mine returned shape \(2,\) \(return .*: shape \(2, 3\)\)"),
+        (lambda stream, drafted: drafted.confidence[:, :1], r"mine returned shape \(2, 1\)"),
+        (lambda stream, drafted: drafted.confidence * np.nan, "mine returned nan"),
+        (lambda stream, drafted: None, r"mine returned shape \(\)"),
+    ],
+)
+def test_a_rule_without_a_score_for_each_drafted_token_is_refused(monkeypatch, rule, message):
+    two = drafted([2], [1, 0], [[0.8, 0.5, 0.9]])
+    monkeypatch.setitem(RULES, "mine", rule)
+    with pytest.raises(UserError, match=f"length rule {message}"):
+        scores_of("mine", two, two)
 
 
 @torch.inference_mode()

@@ -14,6 +14,7 @@ from scipy.optimize import minimize
 from scipy.special import expit, log_expit, logit
 
 from draftlab.engine.replay_lengths import Drafted, NextLength
+from draftlab.errors import UserError
 
 Scores = Float64[np.ndarray, "positions depth"]
 LengthRule = Callable[[Drafted, Drafted], Scores]
@@ -57,6 +58,16 @@ RULES: dict[str, LengthRule] = {
     "joint": joint,
     "fitted": fitted,
 }
+
+
+def scores_of(rule: str, stream: Drafted, drafted: Drafted) -> Scores:
+    """What a rule returns; ``UserError`` if that is not one score for each drafted token."""
+    scores, shape = np.asarray(RULES[rule](stream, drafted)), drafted.confidence.shape
+    if scores.shape != shape or np.isnan(scores).any():
+        returned = "nan" if scores.shape == shape else f"shape {scores.shape}"
+        remedy = f"return a score from 0 to 1 for each drafted token: shape {shape}"
+        raise UserError(f"length rule {rule} returned {returned}", remedy=remedy)
+    return scores
 
 
 def schedule(first: int, longest: int) -> NextLength:

@@ -178,7 +178,7 @@ def _replay(name: str, tuning: Drafted, measured: Drafted, settings: Settings) -
     import numpy as np
     import pandas as pd
 
-    from draftlab.engine.length_rules import RULES, schedule
+    from draftlab.engine.length_rules import schedule, scores_of
     from draftlab.engine.replay_lengths import cut, while_at_least
 
     has_model = name not in ("lookup", "suffix", "suffix_part")
@@ -192,7 +192,7 @@ def _replay(name: str, tuning: Drafted, measured: Drafted, settings: Settings) -
         return blocks_of(drafted, drafted.fixed(length))
 
     def by_score(rule: str) -> tuple[str, int, float, BlockCounts]:
-        on_stream, on_measured = RULES[rule](tuning, tuning), RULES[rule](tuning, measured)
+        on_stream, on_measured = scores_of(rule, tuning, tuning), scores_of(rule, tuning, measured)
 
         def speed_on_stream(threshold: float) -> float:
             return speed(blocks_of(tuning, while_at_least(on_stream, threshold), asks=True), settings)
