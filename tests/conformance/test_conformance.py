@@ -502,6 +502,10 @@ def lossy_distribution(target: Tensor, draft: Tensor, tokens: Tensor) -> Tensor:
     return torch.nn.functional.one_hot(tokens[0], len(target)).double()
 
 
+def nan_distribution(target: Tensor, draft: Tensor, tokens: Tensor) -> Tensor:
+    return (target - draft[0]).clamp_min(0) / (target - draft[0]).clamp_min(0).sum()
+
+
 def sample_one(target: Tensor, draft: Tensor, tokens: Tensor, generator: Generator) -> Tensor:
     return single.sample(target, draft, tokens, generator)[0]
 
@@ -529,6 +533,7 @@ def test_command_on_verifiers(spec: str, form: command.Form, capsys: pytest.Capt
     ("spec", "message"),
     [
         ("tests.conformance.test_conformance:lossy_distribution", "is not lossless: distribution failed"),
+        ("tests.conformance.test_conformance:nan_distribution", r"distribution failed \(it returned NaN"),
         ("nobody", "no verifier named 'nobody'"),
         ("./mine.py:law", "no verifier named './mine.py:law'"),
         (":law", "no verifier named ':law'"),

@@ -180,6 +180,8 @@ def _report(name: str, result: Conformance) -> None:
         remedy = "verify with the probabilities that the drafts were sampled from, and renormalise every residual"
         if all(test in result.exact and result.exact[test].error < SINGLE_PRECISION for test in failed):
             remedy = "compute in float64: its errors are those of float32"
+        if any(math.isinf(result.exact[test].error) for test in failed if test in result.exact):
+            remedy = "it returned NaN: look for a division by 0, such as by the mass of an empty residual"
         raise UserError(f"{name} is not lossless: {', '.join(failed)} failed", remedy=remedy)
     for test, sampled in result.sampled.items():
         if sampled.visible > COARSEST:
