@@ -178,8 +178,7 @@ class ScaleSettings(Settings):
 
     ``experiments``: what runs by default, with its sizes, in addition to experiments whose own files have sizes for this scale.
     ``extends: SCALE`` includes everything in that scale's file; keys given beside it override it one by one.
-    ``remark``: what a reader of the scale's published tables must know. ``by_architecture``: a model is an architecture of
-    ``workflow/models.csv``, built with random weights where it is measured.
+    ``by_architecture``: a model is an architecture of ``workflow/models.csv``, built with random weights where it is measured.
     """
 
     data: Data
@@ -187,7 +186,6 @@ class ScaleSettings(Settings):
     compute: Compute = Compute()
     needs: dict[str, Needs] = {}
     by_architecture: bool = False
-    remark: str = ""
     experiments: dict[str, Size] = {}
 
     @field_validator("pairs")

@@ -12,7 +12,6 @@ from draftlab.errors import UserError
 from draftlab.files.atomic import write_text
 from draftlab.files.json_files import read_json
 from draftlab.files.tables import read_table, tables_in
-from draftlab.files.yaml_files import read_yaml
 from draftlab.plan import load_experiment
 from draftlab.report import stages_page
 from draftlab.report.contrast import PAIRED
@@ -90,16 +89,9 @@ def update(file: Path = Path("README.md"), *, check: bool = False) -> None:
 
 def index(folder: Path, root: Path) -> str:
     """The page for one folder of published figures: each with its question, its finding, and links to its numbers."""
-    scale = root / f"workflow/scales/{folder.name}.yaml"
-    key, remark = ("scale", read_yaml(scale).get("remark", "")) if scale.is_file() else ("name", "")
+    key = "scale" if (root / f"workflow/scales/{folder.name}.yaml").is_file() else "name"
     machines = {name: _machine(one) for name, one in read_json(folder / "data/provenance.json").items()}
-    lines = [
-        f"# Figures and tables of `{key}={folder.name}`",
-        "",
-        f"{WHAT_IS_BOLD} {PAIRED}",
-        "",
-        *([remark, ""] if remark else []),
-    ]
+    lines = [f"# Figures and tables of `{key}={folder.name}`", "", f"{WHAT_IS_BOLD} {PAIRED}", ""]
     known = {name: load_experiment(root / f"workflow/experiments/{name}.yaml") for name in tables_in(folder / "data")}
     for table, experiment in sorted(known.items(), key=lambda item: (PAPERS.index(item[1].paper), item[0])):
         numbers = f"[table]({table}.md) · [cells]({table}.csv) · [LaTeX]({table}.tex) · [PDF]({table}.pdf) · [rows](data/{table}.csv.gz)"
