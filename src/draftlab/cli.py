@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import importlib
 import os
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,53 +14,9 @@ import tyro
 from pydantic import ValidationError
 
 from draftlab import docstrings, plan
-from draftlab.core.settings import Flat
-from draftlab.engine.settings import Answers
 from draftlab.errors import UserError, printable
 from draftlab.stages import STAGES
 from draftlab.stages._stage import NoInputs, Stage, Variant
-
-
-def answer(
-    settings: Flat[Answers],
-    *,
-    target: Path,
-    prompts: Path,
-    requests: int,
-    temperature: float = 0.0,
-    context: int = 0,
-    out: Path,
-) -> None:
-    """Record the target's answers and its distribution at every position, once for all variants.
-
-    **Arguments:**
-    - `target`: the folder of the target
-    - `prompts`: a file of prompts that draftlab data make wrote
-    - `requests`: number of prompts to answer: the first ones that leave room for an answer
-    - `temperature`: temperature at which the target samples; 0: greedy
-    - `context`: context length of the draft, in tokens; 0: any
-    - `out`: the folder for the answers
-    """
-    from draftlab.engine import answering
-    from draftlab.engine.answers import loops
-    from draftlab.engine.recording import is_pass
-    from draftlab.files.atomic import check_replaceable
-
-    out = out.absolute()
-    check_replaceable(out, is_pass)  # before hours of answers
-    parts = out.parent / f".{out.name}.parts"
-    recorded, rejected = answering.answer(
-        target, prompts, requests, settings, sampling=settings.sampling(temperature), context=context, parts=parts
-    )
-    answering.save(recorded, rejected, out)
-    shutil.rmtree(parts, ignore_errors=True)  # another process with this command may have removed them
-    answers = recorded.answers
-    print(
-        f"{len(answers)} answers, {sum(recorded.lengths)} tokens in {recorded.forwards} forward passes of the target; "
-        f"{sum(not answer.finished for answer in answers)} answers cut off, "
-        f"{sum(loops(answer.answer_ids) for answer in answers)} that repeat themselves; {len(rejected)} prompts too long or refused"
-    )
-
 
 TableFolder = Annotated[Path, tyro.conf.arg(help="folder for the table, rows.csv, and its record, run.json")]
 
@@ -84,31 +39,6 @@ def _verb_of(stage: Stage) -> Callable[..., None]:
         function.__annotations__["inputs"] = Annotated[stage.inputs, as_flags]
     function.__doc__ = f"{stage.summary}."
     return function
-
-
-def claims(
-    *, tables: Path, scale: plan.Scale, experiments: tuple[str, ...] = (), own_models: bool = False, out: Path
-) -> None:
-    """Compare every published number and claim with a run's tables, and give each a verdict; those of other papers go to OUT_related.csv.
-
-    **Arguments:**
-    - `tables`: the folder of the run's tables
-    - `scale`: the scale of the run
-    - `experiments`: the experiments of the run; without one, every table that an experiment has
-    - `own_models`: the models are not those of the scale
-    - `out`: the CSV file to write
-    """
-    from draftlab.files.atomic import write_text
-    from draftlab.report import ledger, published
-
-    judged = ledger.judge_claims(
-        published.load(), ledger.read_tables(tables, experiments), scale, own_models=own_models
-    )
-    is_related = judged["paper"] == ledger.RELATED
-    for file, rows in ((out.with_stem(f"{out.stem}_related"), judged[is_related]), (out, judged[~is_related])):
-        write_text(file, rows.to_csv(index=False, lineterminator="\n"))
-    for verdict, count in judged[~is_related]["verdict"].value_counts().items():
-        print(f"{count:5d} {verdict}")
 
 
 VERBS: dict[str, str | Callable[..., None]] = {
@@ -139,14 +69,14 @@ VERBS: dict[str, str | Callable[..., None]] = {
     "pretrain tokenizer": "train.pretrain:make_tokenizer",
     "pretrain target": "train.pretrain:make_target",
     "pretrain draft": "train.pretrain:make_draft",
-    "answer": answer,
+    "answer": "engine.answering:answer_file",
     "record-pairs": "engine.recorded_pairs:record_file",
     "run": "stages._cell:run_file",
     "collect": "files.tables:join_tables",
     "token-view": "train.tokens:write_view",
     "figure": "report.figures.batch:draw_one",
     "figures": "report.figures.batch:draw_changed",
-    "claims": claims,
+    "claims": "report.ledger:write",
     "report": "report.page:write",
     "publish": "report.provenance:publish",
     "readme": "report.readme:update",

@@ -13,7 +13,7 @@ import torch
 from pydantic import ValidationError
 from urllib3 import Retry
 
-from draftlab import cli, plan
+from draftlab import plan
 from draftlab.core.sampling import Sampling
 from draftlab.data.prompts import Prompt
 from draftlab.engine import answering, llama_cpp, server
@@ -117,7 +117,7 @@ def test_answers_above_temperature_0_stay_among_the_tokens_that_top_k_and_top_p_
 def test_recorded_tokens_are_among_the_most_probable_two(folder: Path, tmp_path: Path) -> None:
     how = Answers(max_new_tokens=12, template="plain", batch=4, keep=KEEP, top_k=2)
     places = {"target": folder / "target", "prompts": folder / "prompts.jsonl", "out": tmp_path / "answers"}
-    cli.answer(how, **places, requests=REQUESTS, temperature=1.0)
+    answering.answer_file(how, **places, requests=REQUESTS, temperature=1.0)
     found = load_pass(tmp_path / "answers")
     assert found.sampling == Sampling(1.0, top_k=2)
     written = torch.tensor([token for answer in found.answers for token in answer.answer_ids])
@@ -325,7 +325,7 @@ def test_answers_replace_nothing_but_answers(folder: Path, tmp_path: Path, monke
     monkeypatch.setattr(answering, "answer", lambda *_, **__: pytest.fail("the target answered"))
     for out, held in ((".", "notes.txt"), ("target", "config.json")):
         with pytest.raises(UserError, match=f"it holds {held}, which would be lost"):
-            cli.answer(how, **given, out=Path(out))
+            answering.answer_file(how, **given, out=Path(out))
     monkeypatch.setattr(answering, "answer", real)
     save = answering.save
 
@@ -335,7 +335,7 @@ def test_answers_replace_nothing_but_answers(folder: Path, tmp_path: Path, monke
 
     monkeypatch.setattr(answering, "save", saved_beside_another)
     for _ in range(2):
-        cli.answer(how, **given, out=Path("answers"))
+        answering.answer_file(how, **given, out=Path("answers"))
     assert {path.name for path in tmp_path.iterdir()} == {"answers", "notes.txt", "target"}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import shutil
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,12 +12,15 @@ from pathlib import Path
 import torch
 
 from draftlab.core.sampling import Sampling
+from draftlab.core.settings import Flat
 from draftlab.data.prompts import Rejection
+from draftlab.engine.answers import loops
 from draftlab.engine.fitting import fitting
 from draftlab.engine.generate import GREEDY
-from draftlab.engine.recording import Part, TargetPass, collect, record
+from draftlab.engine.recording import Part, TargetPass, collect, is_pass, record
 from draftlab.engine.server import Server
-from draftlab.engine.settings import Answering
+from draftlab.engine.settings import Answering, Answers
+from draftlab.files.atomic import check_replaceable
 from draftlab.files.digests import code_digest, sha256
 from draftlab.files.json_files import write_jsonl
 from draftlab.files.parts import open_parts
@@ -127,3 +131,39 @@ def save(recorded: TargetPass, rejected: Sequence[Rejection], out: Path) -> None
     """Write a recorded pass, and the prompts that were too long for it."""
     recorded.save(out)
     write_jsonl(out / "rejected.jsonl", rejected)
+
+
+def answer_file(
+    settings: Flat[Answers],
+    *,
+    target: Path,
+    prompts: Path,
+    requests: int,
+    temperature: float = 0.0,
+    context: int = 0,
+    out: Path,
+) -> None:
+    """Record the target's answers and its distribution at every position, once for all variants.
+
+    **Arguments:**
+    - `target`: the folder of the target
+    - `prompts`: a file of prompts that draftlab data make wrote
+    - `requests`: number of prompts to answer: the first ones that leave room for an answer
+    - `temperature`: temperature at which the target samples; 0: greedy
+    - `context`: context length of the draft, in tokens; 0: any
+    - `out`: the folder for the answers
+    """
+    out = out.absolute()
+    check_replaceable(out, is_pass)  # before hours of answers
+    parts = out.parent / f".{out.name}.parts"
+    recorded, rejected = answer(
+        target, prompts, requests, settings, sampling=settings.sampling(temperature), context=context, parts=parts
+    )
+    save(recorded, rejected, out)
+    shutil.rmtree(parts, ignore_errors=True)  # another process with this command may have removed them
+    answers = recorded.answers
+    print(
+        f"{len(answers)} answers, {sum(recorded.lengths)} tokens in {recorded.forwards} forward passes of the target; "
+        f"{sum(not answer.finished for answer in answers)} answers cut off, "
+        f"{sum(loops(answer.answer_ids) for answer in answers)} that repeat themselves; {len(rejected)} prompts too long or refused"
+    )

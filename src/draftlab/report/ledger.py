@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 
 from draftlab.core.stats import CONFIDENCE, Interval
+from draftlab.files.atomic import write_text
 from draftlab.plan import Scale
 from draftlab.report import tidy
 from draftlab.report.consistency import Recomputed, run_checks
@@ -24,7 +25,7 @@ from draftlab.report.contrast import Tables
 from draftlab.report.judge_numbers import judge_number
 from draftlab.report.judge_statements import judge_statement
 from draftlab.report.judgement import NOT_RUN, Judgement, join
-from draftlab.report.published import Published, Statement
+from draftlab.report.published import Published, Statement, load
 from draftlab.report.tidy import records
 
 RELATED = "related"
@@ -155,3 +156,23 @@ def _row(claim: Mapping[str, str], judgement: Judgement, experiments: Sequence[s
 def _finite(end: float) -> float:
     """An end of an interval to six digits; NaN where its spread is not known."""
     return float(f"{end:.6g}") if math.isfinite(end) else math.nan
+
+
+def write(
+    *, tables: Path, scale: Scale, experiments: tuple[str, ...] = (), own_models: bool = False, out: Path
+) -> None:
+    """Compare every published number and claim with a run's tables, and give each a verdict; those of other papers go to OUT_related.csv.
+
+    **Arguments:**
+    - `tables`: the folder of the run's tables
+    - `scale`: the scale of the run
+    - `experiments`: the experiments of the run; without one, every table that an experiment has
+    - `own_models`: the models are not those of the scale
+    - `out`: the CSV file to write
+    """
+    judged = judge_claims(load(), read_tables(tables, experiments), scale, own_models=own_models)
+    is_related = judged["paper"] == RELATED
+    for file, rows in ((out.with_stem(f"{out.stem}_related"), judged[is_related]), (out, judged[~is_related])):
+        write_text(file, rows.to_csv(index=False, lineterminator="\n"))
+    for verdict, count in judged[~is_related]["verdict"].value_counts().items():
+        print(f"{count:5d} {verdict}")
