@@ -35,8 +35,10 @@ from draftlab.models.suffixes import LEAST, LONGEST
 from draftlab.models.tokenizer import train_tokenizer
 from draftlab.plan.run import Run, run_of
 from draftlab.report import card, verdict_command
-from draftlab.report.verdict_command import VerdictSettings, alone, judge_run, lines, run
+from draftlab.report.verdict_command import lines, run
 from draftlab.report.verdict_page import commands, page
+from draftlab.report.verdict_run import alone, judge_run
+from draftlab.report.verdict_settings import VerdictSettings, name_of
 from draftlab.serving import costs as block_costs
 from draftlab.serving import verdict, verdict_under_load
 from draftlab.serving.acceptance import AcceptanceCurves
@@ -48,6 +50,7 @@ from draftlab.serving.speedup import break_even, outcome, range_of, range_of_few
 from draftlab.serving.sweep import TOO_LARGE
 from draftlab.serving.traces import Arrivals
 from draftlab.serving.verdict_format import NAMES, AtLoad, Forecast, Judged, Option, Range, Verdict
+from draftlab.serving.verdict_on_option import judge
 from draftlab.train import training
 from draftlab.train.replay_log import distil
 from draftlab.train.settings import ReplayLog
@@ -134,7 +137,7 @@ def curve_table() -> pd.DataFrame:
 
 
 def test_the_speedup_is_tokens_over_the_costs_of_blocks():
-    found = verdict.judge("distilled", table(0.8), COSTS)
+    found = judge("distilled", table(0.8), COSTS)
     by_hand = {k: expected_block_length(0.8, k) / (0.1 * k + 1 + 0.05 * k) for k in range(1, 9)}
     assert found.draft_len == max(by_hand, key=lambda k: by_hand[k])
     for at in found.by_length:
@@ -181,8 +184,8 @@ def test_a_block_costs_the_loop_and_where_lookup_drafts_the_lookup():
 def test_a_perfect_draft_catches_up_before_every_block_and_lookup_never():
     costs = from_probes(probes(catch_up=0.2), 100)
     rows = table(0.8)
-    assert verdict.judge("distilled", rows, costs).ceiling.perfect == pytest.approx(9 / (1.4 + 0.8 + 0.2))
-    assert verdict.judge("lookup", rows.assign(steps=0.0), costs).ceiling.perfect == pytest.approx(9 / 1.4)
+    assert judge("distilled", rows, costs).ceiling.perfect == pytest.approx(9 / (1.4 + 0.8 + 0.2))
+    assert judge("lookup", rows.assign(steps=0.0), costs).ceiling.perfect == pytest.approx(9 / 1.4)
 
 
 def test_costs_are_those_of_the_nearest_context_and_none_is_a_gain():
@@ -245,7 +248,7 @@ def test_an_estimate_lies_within_its_interval_where_each_moment_has_another_expe
 )
 def test_the_answer_and_its_reason(alpha: float, requests: int, step: float, answer: str, reason: str):
     rows = table(alpha, requests).assign(optimum_2=np.nan if answer == "no" else 90.0)
-    found = verdict.judge("distilled", rows, from_probes(probes(step), 100))
+    found = judge("distilled", rows, from_probes(probes(step), 100))
     assert (found.verdict, reason in found.reason) == (answer, True), found.reason
 
 
@@ -258,7 +261,7 @@ def test_the_answer_and_its_reason(alpha: float, requests: int, step: float, ans
 )
 def test_the_reason_for_a_lookup_names_no_draft(more: float, reason: str):
     rows = table(0.01, option="lookup").assign(steps=0.0, optimum_2=np.nan)
-    found = verdict.judge("lookup", rows, from_probes(probes(more=more), 100))
+    found = judge("lookup", rows, from_probes(probes(more=more), 100))
     assert found.reason.startswith(reason)
     assert "draft" not in found.reason
 
@@ -276,7 +279,7 @@ def test_where_nothing_is_known_yet_the_sentence_names_an_option_that_may_help()
 
 
 def test_a_perfect_draft_that_loses_is_no_reason_where_the_interval_holds_one():
-    found = verdict.judge("distilled", table(1.0), from_probes(probes(step=1.0, noise=0.1), 100))
+    found = judge("distilled", table(1.0), from_probes(probes(step=1.0, noise=0.1), 100))
     assert found.ceiling.perfect < 1
     assert found.verdict == "not yet known"
     assert "includes 1" in found.reason
@@ -299,10 +302,10 @@ def test_an_interval_is_shown_on_its_side_of_1(estimate: float, low: float, high
 
 def test_an_estimate_for_several_drafts_is_no_reason():
     """One mean acceptance says nothing certain: where every other token is accepted, blocks are longer than the mean gives."""
-    found = verdict.judge("distilled", table(0.05), COSTS)
+    found = judge("distilled", table(0.05), COSTS)
     assert max(found.ceiling.optimum.values()) < 1
     some = table(0.05).assign(optimum_2=lambda t: t["optimum_2"].where(t["request_id"] < 30))
-    known = verdict.judge("distilled", some, COSTS).ceiling.optimum_alpha
+    known = judge("distilled", some, COSTS).ceiling.optimum_alpha
     assert known == {2: pytest.approx(0.05)}, "of the requests for which it is known"
     assert found.reason.startswith("this draft does not help, others could")
 
@@ -310,11 +313,11 @@ def test_an_estimate_for_several_drafts_is_no_reason():
 def test_an_interval_that_holds_one_says_nothing_and_noise_of_the_costs_is_in_it():
     tips = break_even(COSTS)
     assert tips is not None
-    mixed = verdict.judge("distilled", table(tips + 0.01, spread=0.15), COSTS)
+    mixed = judge("distilled", table(tips + 0.01, spread=0.15), COSTS)
     assert mixed.verdict == "not yet known"
     assert "includes 1" in mixed.reason
-    exact = verdict.judge("distilled", table(0.8), COSTS).speedup
-    noisy = verdict.judge("distilled", table(0.8), from_probes(probes(noise=0.3), 100)).speedup
+    exact = judge("distilled", table(0.8), COSTS).speedup
+    noisy = judge("distilled", table(0.8), from_probes(probes(noise=0.3), 100)).speedup
     assert noisy.high - noisy.low > exact.high - exact.low + 0.05
 
 
@@ -336,7 +339,7 @@ def test_at_the_acceptance_from_which_it_pays_off_an_option_neither_gains_nor_lo
             rows = rows.assign(
                 steps=0.0, whole=0.0, empty=blocks, changes=blocks, blocks=2 * blocks, emitted=rows["emitted"] + blocks
             )
-        return verdict.judge(option, rows, costs)
+        return judge(option, rows, costs)
 
     tips = found(0.5).tips_at
     assert tips is not None
@@ -432,16 +435,14 @@ def test_parts_of_a_log_are_judged_by_their_own_requests():
     rows = table(0.6).assign(prompt_tokens=lambda t: np.where(t["request_id"] < 30, 20, 200))
     losing = table(0.02).assign(prompt_tokens=200)
     mixed = pd.concat([rows[rows["request_id"] < 30], losing[losing["request_id"] >= 30]]).assign(language="English")
-    short, long = verdict.judge("distilled", mixed, COSTS).categories
+    short, long = judge("distilled", mixed, COSTS).categories
     assert (short.name, short.verdict, short.requests) == ("prompts of up to 110 tokens", "yes", 30)
     assert (long.name, long.verdict) == ("prompts of more than 110 tokens", "no")
     two = mixed.assign(language=np.where(mixed["request_id"] < 30, "English", "German"))
-    assert [part.name for part in verdict.judge("distilled", two, COSTS).categories][2:] == ["English", "German"]
-    first, last = verdict.judge("distilled", mixed, COSTS).thirds
+    assert [part.name for part in judge("distilled", two, COSTS).categories][2:] == ["English", "German"]
+    first, last = judge("distilled", mixed, COSTS).thirds
     assert first.speedup.low > 1 > last.speedup.high
-    assert [round(at.estimate, 2) for at in verdict.judge("distilled", mixed, COSTS).over_time] == [0.6] * 5 + [
-        0.02
-    ] * 5
+    assert [round(at.estimate, 2) for at in judge("distilled", mixed, COSTS).over_time] == [0.6] * 5 + [0.02] * 5
 
 
 def test_lookup_that_finds_nothing_costs_a_plain_step_under_load_too(monkeypatch: pytest.MonkeyPatch):
@@ -449,7 +450,7 @@ def test_lookup_that_finds_nothing_costs_a_plain_step_under_load_too(monkeypatch
     rows = table(0.5, option="lookup").assign(steps=0.0, empty=lambda t: 0.9 * t["blocks"])
     rows["drafted"] = 0.1 * rows["draft_len"] * rows["blocks"]
     costs = from_probes(probes(more=0.5), 100)
-    found = verdict.judge("lookup", rows, costs)
+    found = judge("lookup", rows, costs)
     seldom = verdict_under_load.under_load(rows, found, costs, 0.1, None)
     always = verdict_under_load.under_load(rows.assign(empty=0.0), found, costs, 0.1, None)
     assert seldom[0].by_length[1] > always[0].by_length[1] + 0.1
@@ -460,7 +461,7 @@ def test_a_lookup_costs_one_request_at_a_time_what_the_verdict_says():
     rows = table(0.2, option="lookup").assign(steps=0.0, empty=lambda t: 0.63 * t["blocks"])
     rows["drafted"] = 0.37 * rows["draft_len"] * rows["blocks"]
     costs = from_probes(probes(more=1.4), 100)
-    found = verdict.judge("lookup", rows, costs)
+    found = judge("lookup", rows, costs)
     assert found.draft_len == 1
     assert found.speedup.estimate < 0.85
     alone = verdict_under_load.under_load(rows, found, costs, 0.001, None)
@@ -471,7 +472,7 @@ def test_a_draft_after_a_lookup_costs_the_steps_that_it_makes_under_load_too():
     """Lookup finds three of four tokens; a draft that made every step would slow blocks of this length down."""
     rows = table(0.6, option="lookup_first").assign(steps=lambda t: t["steps"] / 4)
     costs = from_probes(probes(step=0.5, more=0.0), 100)
-    found = verdict.judge("lookup_first", rows, costs)
+    found = judge("lookup_first", rows, costs)
     alone = verdict_under_load.under_load(rows, found, costs, 0.001, None)
     assert alone[0].by_length[found.draft_len] == pytest.approx(found.speedup.estimate, abs=0.06)
 
@@ -490,7 +491,7 @@ def test_the_interval_under_load_comes_from_all_simulations(monkeypatch: pytest.
     seen: list[np.ndarray] = []
     monkeypatch.setattr(verdict_under_load, "range_of_few", lambda draws: seen.append(draws) or range_of_few(draws))
     rows = table(0.6, spread=0.3)
-    loads = verdict_under_load.under_load(rows, verdict.judge("distilled", rows, COSTS), COSTS, 0.01, None)
+    loads = verdict_under_load.under_load(rows, judge("distilled", rows, COSTS), COSTS, 0.01, None)
     assert [len(draws) for draws in seen] == [4] * len(verdict_under_load.SHARES)
     assert all(
         at.speedup.low < draws.min() <= draws.max() < at.speedup.high for at, draws in zip(loads, seen, strict=True)
@@ -517,7 +518,7 @@ def test_the_simulated_requests_are_those_of_whole_conversations(monkeypatch: py
     monkeypatch.setattr(verdict_under_load, "LOADS", 200)
     monkeypatch.setattr(verdict_under_load, "sweep", sweep)
     rows = table(0.6, spread=0.3)
-    found, spreads = verdict.judge("distilled", rows, COSTS), []
+    found, spreads = judge("distilled", rows, COSTS), []
     for numbers in (rows["request_id"], rows["request_id"] // 6):
         verdict_under_load.under_load(rows.assign(conversation=numbers), found, COSTS, 1.0, None)
         spreads.append(np.std(drawn[1:]))
@@ -537,7 +538,7 @@ def test_an_idle_server_gives_the_answer_of_one_request_where_long_answers_accep
     )
     rows = pd.concat([table(0.95, 30), short]).assign(prompt_tokens=1)
     costs = from_probes(probes(more=0.0), 100)
-    found = verdict.judge("distilled", rows, costs)
+    found = judge("distilled", rows, costs)
     arrivals = Arrivals(np.arange(200.0) * 1e3, np.ones(200, int), np.full(200, 90), {}) if trace else None
     idle = verdict_under_load.under_load(rows, found, costs, 0.001, arrivals)[0]
     assert idle.draft_len == found.draft_len
@@ -551,7 +552,7 @@ def test_an_idle_server_pays_for_loop_catch_up_and_lookup_as_one_request_does(
     monkeypatch.setattr(verdict_under_load, "LOADS", 1)
     rows = table(0.8, option=option).assign(whole=lambda t: t["blocks"] / 4, changes=lambda t: t["blocks"] / 2)
     costs = from_probes(probes(around=(0.3, 0.4), catch_up=0.4, change=0.2), 100)
-    found = verdict.judge(option, rows, costs)
+    found = judge(option, rows, costs)
     idle = verdict_under_load.under_load(rows, found, costs, 0.001, None)[0]
     assert idle.by_length[found.draft_len] == pytest.approx(found.speedup.estimate, rel=0.06)
 
@@ -1154,7 +1155,7 @@ def test_the_sampling_of_a_service_reaches_the_run(tmp_path: Path, monkeypatch: 
 def test_verdicts_at_two_temperatures_are_both_kept_and_say_their_temperature(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(verdict_command, "_run_workflow", lambda *_: tmp_path / "run")
+    monkeypatch.setattr(verdict_command, "run_workflow", lambda *_: tmp_path / "run")
     monkeypatch.setattr(verdict_command.card, "write", lambda *_: None)
     judged = {t: decide(table(0.8), temperature=t) for t in (0, 1)}
     monkeypatch.setattr(verdict_command, "judge_run", lambda _, settings, *__: judged[settings.temperature])
@@ -1174,7 +1175,7 @@ def test_verdicts_at_two_temperatures_are_both_kept_and_say_their_temperature(
 
 
 def test_a_verdict_replaces_none_of_other_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(verdict_command, "_run_workflow", lambda *_: tmp_path / "run")
+    monkeypatch.setattr(verdict_command, "run_workflow", lambda *_: tmp_path / "run")
     monkeypatch.setattr(verdict_command.card, "write", lambda *_: None)
     monkeypatch.setattr(verdict_command, "judge_run", lambda *_: decide(table(0.8)))
     log = answer_file(tmp_path, questions(60))
@@ -1203,7 +1204,7 @@ def test_a_verdict_replaces_none_of_other_settings(tmp_path: Path, monkeypatch: 
     assert run(VerdictSettings(log, "T", server="http://other:8000/v1"), tmp_path / "out")[0][0] in folders
     assert folders[-1] == tmp_path / "out/temperature_1/template_plain" / f"hardware_{shipped}" / "load_4"
     assert run(replace(settings[1], load="4"), tmp_path / "out")[0][0] == folders[1]
-    names = [verdict_command._name(one, "") for one in settings]
+    names = [name_of(one, "") for one in settings]
     assert len({*names}) == 7, "runs of another template, top-p, limit of answers or scale record their own answers"
 
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from draftlab import __version__
 from draftlab.core.stats import ENOUGH
-from draftlab.engine.answers import in_full
 from draftlab.files.json_files import read_object
 from draftlab.files.packages import package_of
 from draftlab.files.weights import is_gguf
 from draftlab.models.gguf_import import ORIGINAL
 from draftlab.report import card
 from draftlab.report.page import templates
+from draftlab.report.verdict_run import replayed
 from draftlab.serving import engines
 from draftlab.serving.verdict_format import NAMES, Option, Range, Verdict, per_second
 
@@ -34,11 +34,6 @@ LABELS = {
     "learning": ("requests distilled on", "acceptance"),
 }
 """What the axes of each figure show: across, and up."""
-
-
-def replayed(results: Path, temperature: float) -> Path:
-    """The folder of the replayed requests in a run."""
-    return results / "cells/traffic_verdict" / f"prompts.{in_full(temperature)}"
 
 
 def page(judged: Verdict, folder: Path, draft: str, results: Path) -> str:

@@ -1,8 +1,7 @@
-"""Whether a draft speeds up the requests of a log: a verdict on each option, with its reason, on parts of the log, and under load."""
+"""Whether a draft speeds up the requests of a log: the verdict on all options together, and under load."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -12,236 +11,15 @@ import pandas as pd
 
 from draftlab.core.stats import ENOUGH
 from draftlab.errors import UserError
-from draftlab.serving import forecast, traces
+from draftlab.serving import traces
 from draftlab.serving.costs import BlockCosts
-from draftlab.serving.speedup import (
-    at_length,
-    break_even,
-    ceiling,
-    conversations,
-    held_out,
-    outcome,
-    range_of,
-    ratio,
-    ratio_draws,
-    speedup,
-    too_few,
-)
-from draftlab.serving.verdict_format import (
-    NAMES,
-    SEARCHES,
-    AtLength,
-    Ceiling,
-    Forecast,
-    Judged,
-    Learning,
-    MonitorPromise,
-    Option,
-    Outcome,
-    Part,
-    Range,
-    Verdict,
-    decimals,
-    per_second,
-)
-from draftlab.serving.verdict_under_load import SHARES, best_at_load, length_by_batch, outcome_at_load, under_load
+from draftlab.serving.speedup import conversations, held_out, ratio, too_few
+from draftlab.serving.verdict_format import NAMES, Judged, MonitorPromise, Option, Outcome, Range, Verdict, per_second
+from draftlab.serving.verdict_on_option import judge, learning, payback
+from draftlab.serving.verdict_under_load import SHARES, best_at_load, outcome_at_load, under_load
 
-GAIN = 0.01
-"""A gain in acceptance that is too small to be worth more requests."""
-PARTS = 10
-"""The number of parts of the stream whose acceptance is reported."""
 UNTRAINED = ("lookup", "suffix", "as_it_comes")
 """The options that need no training."""
-
-
-def judge(name: str, rows: pd.DataFrame, costs: BlockCosts) -> Option:
-    """The verdict on one option from its rows; its parts are thirds of the stream, or of the held-out requests where it learnt the stream."""
-    every = rows[rows["split"] == "eval"]
-    by_length = [
-        AtLength(
-            draft_len=int(str(length)),
-            proposal=str(proposal),
-            speedup=speedup(same, costs),
-            threshold=float(str(threshold)),
-        )
-        for (proposal, length, threshold), same in every.groupby(["proposal", "draft_len", "threshold"])
-    ]
-    best = max(by_length, key=lambda at: at.speedup.estimate)
-    replayed, stream = at_length(every, best), at_length(_stream(rows), best)
-    verdict = outcome(best.speedup, replayed)
-    own_costs = _own_costs(name, replayed, costs)
-    longest = best.model_copy(update={"draft_len": every["draft_len"].max()})
-    most = ceiling(at_length(every, longest), own_costs)
-    tips = None if best.threshold else break_even(own_costs, _beside(replayed, own_costs))
-    alpha = ratio(replayed, "accepted", "visited")
-    return Option(
-        name=name,
-        verdict=verdict,
-        reason=_reason(verdict, replayed, best.speedup, most, tips, alpha),
-        requests=len(replayed),
-        draft_len=best.draft_len,
-        proposal=best.proposal,
-        speedup=best.speedup,
-        alpha=alpha,
-        acceptance_length=ratio(replayed, "emitted", "blocks"),
-        tips_at=tips,
-        ceiling=most,
-        by_length=by_length,
-        over_time=_over_time(stream),
-        thirds=_thirds(stream, costs),
-        categories=_categories(replayed, costs),
-        forecast=_forecast(stream) if name == "kept_learning" else None,
-        by_batch=length_by_batch(replayed, costs) if _has_draft(replayed) and not best.threshold else {},
-        threshold=best.threshold,
-    )
-
-
-def _has_draft(rows: pd.DataFrame) -> bool:
-    """Whether a draft model made a step, and not lookup alone."""
-    return bool(rows["steps"].any())
-
-
-def _own_costs(name: str, rows: pd.DataFrame, costs: BlockCosts) -> BlockCosts:
-    """The costs of this option's blocks: those of the draft steps that it takes, and of lookup in the loop."""
-    if name.startswith(SEARCHES):
-        costs = replace(costs, loop=costs.loop + costs.lookup)
-    if not _has_draft(rows):
-        return replace(costs, step=0 * costs.step, catch_up=0 * costs.catch_up)
-    if name.startswith("lookup_first"):
-        # The draft makes a step only for the tokens that lookup does not find.
-        made = min(float(rows["steps"].sum() / rows["drafted"].sum()), 1.0)
-        costs = replace(costs, step=made * costs.step)
-    return costs
-
-
-def _searched(costs: BlockCosts, facts: Mapping[str, Any]) -> BlockCosts:
-    """The costs of suffix decoding: its search takes longer than a lookup. An engine of a profile searches while its device computes."""
-    if not costs.is_here:
-        return costs
-    return replace(costs, lookup=np.full_like(costs.lookup, facts["search_seconds"] / costs.seconds))
-
-
-def _beside(rows: pd.DataFrame, costs: BlockCosts) -> float:
-    """What each block with drafted tokens pays for changes between calls and for blocks without, in steps."""
-    empty, changes = (float(rows[column].sum() / rows["blocks"].sum()) for column in ("empty", "changes"))
-    column = int(rows["draft_len"].iloc[0]) - 1
-    beside = changes * costs.change[0, column] + empty * costs.loop[0, column]
-    return float(beside / max(1 - empty, 1e-9))
-
-
-def _reason(
-    verdict: Outcome, rows: pd.DataFrame, speedup: Range, most: Ceiling, tips: float | None, alpha: Range
-) -> str:
-    if few := too_few(rows):
-        return few
-    if verdict == "yes":
-        return f"{speedup.show()} times as fast"
-    has_draft = _has_draft(rows)
-    if verdict == "no" and most.perfect <= 1:
-        gain = f"{most.perfect:.{decimals(most.perfect)}f}"
-        return f"no {'draft' if has_draft else 'lookup'} of this cost can help: a perfect one gives {gain}"
-    if verdict == "not yet known":
-        return f"{speedup.show()} includes 1: use more requests, or a quieter machine"
-    what, it = ("this draft does not help, others could", "a draft") if has_draft else ("it finds too little", "it")
-    wanted = f"; {it} would pay off from {tips:.2f}" if tips is not None else ""
-    return f"{what}: acceptance is {alpha.estimate:.2f}{wanted}"
-
-
-def _stream(rows: pd.DataFrame) -> pd.DataFrame:
-    """The requests in the order of the log; only the held-out ones if the draft learnt from the others."""
-    return rows[rows["split"] == ("train" if (rows["split"] == "train").any() else "eval")]
-
-
-def _over_time(rows: pd.DataFrame) -> list[Range]:
-    """Acceptance in consecutive equal parts of the stream."""
-    parts = min(PARTS, len(rows) // 4)
-    cuts = np.linspace(0, len(rows), parts + 1).astype(int) if parts > 1 else np.zeros(0, int)
-    return [ratio(rows.iloc[start:end], "accepted", "visited") for start, end in itertools.pairwise(cuts)]
-
-
-def _part(name: str, rows: pd.DataFrame, costs: BlockCosts) -> Part:
-    gain = speedup(rows, costs)
-    return Part(name=name, requests=len(rows), verdict=outcome(gain, rows), speedup=gain)
-
-
-def _thirds(rows: pd.DataFrame, costs: BlockCosts) -> list[Part]:
-    third = len(rows) // 3
-    if third < 2:
-        return []
-    return [_part("first third", rows.iloc[:third], costs), _part("last third", rows.iloc[-third:], costs)]
-
-
-def _categories(rows: pd.DataFrame, costs: BlockCosts) -> list[Part]:
-    """Group the requests into a shorter and a longer half, and by language if the log has several."""
-    groups = []
-    for name, column in (("prompts", "prompt_tokens"), ("answers", "emitted")):
-        median = float(rows[column].median())
-        shorter, longer = rows[rows[column] <= median], rows[rows[column] > median]
-        if len(shorter) and len(longer):
-            groups.append((f"{name} of up to {median:g} tokens", shorter))
-            groups.append((f"{name} of more than {median:g} tokens", longer))
-    languages = list(rows.groupby("language")) if "language" in rows else []
-    if len(languages) > 1:
-        groups += [(str(name), group) for name, group in languages]
-    return [_part(name, group, costs) for name, group in groups if len(group) >= 2]
-
-
-def _forecast(rows: pd.DataFrame) -> Forecast:
-    curve = forecast.fit(rows["accepted"].to_numpy(float), rows["visited"].to_numpy(float))
-    if isinstance(curve, str):
-        return Forecast(seen=len(rows), refused=curve)
-    after = {n: curve.at(n) for n in (times * curve.seen for times in (2, 5, forecast.FURTHEST))}
-    enough = curve.enough(GAIN)
-    return Forecast(seen=curve.seen, after=after, enough=None if enough is None else round(enough))
-
-
-def learning(rows: pd.DataFrame, distilled: Option, learnt: Mapping[str, int]) -> Learning:
-    """The learning curve at the length of the ``distilled`` draft; ``learnt``: how many requests the draft of each option was distilled on."""
-    every = rows[rows["split"] == "eval"]
-    draws = {
-        n: ratio_draws(at_length(every[every["option"] == option], distilled), "accepted", "visited")
-        for option, n in sorted(learnt.items(), key=lambda known: known[1])
-    }
-    alpha = {n: range_of(drawn) for n, drawn in draws.items()}
-    most = max(alpha)
-    short = f"{most} requests are too few for a curve; {forecast.LEAST} are needed" if most < forecast.LEAST else ""
-    if refused := short or too_few(held_out(rows, distilled)):
-        return Learning(alpha=alpha, refused=refused)
-    fewer = sorted(alpha)[-2]
-    adds = forecast.twice(draws[fewer], draws[most], np.log2(most / fewer))
-    return Learning(alpha=alpha, twice_adds=range_of(adds))
-
-
-def payback(option: Option, untrained: float, tokens: float, facts: Mapping[str, Any], costs: BlockCosts) -> Option:
-    """Add to a trained option the seconds and bytes of its updates, and the number of requests that pays them back.
-
-    **Arguments:**
-    - `untrained`: the speed-up of the best option that needs no training, with which it is compared
-    - `tokens`: those of a request
-    - `facts`: what the updates took
-    """
-    online = option.name == "kept_learning"
-    seconds = float(facts["online" if online else "offline"]["seconds"])
-    saved = tokens * costs.seconds * (1 / untrained - 1 / option.speedup.estimate)
-    unknown = ""
-    if option.requests < ENOUGH:
-        unknown = f"not known: fewer than {ENOUGH} requests"
-    elif saved > 0 and not costs.is_here:
-        unknown = "not known: the update ran on this machine, the requests would run on the profile's"
-    paid: dict[str, object] = {
-        "update_seconds": seconds,
-        "payback_requests": seconds / saved if saved > 0 and not unknown else None,
-        "payback_unknown": unknown,
-        "recorded_bytes": facts["recorded_bytes"],
-        "sent_bytes": facts["draft_bytes"] * (facts["online"]["updates"] if online else 1),
-    }
-    return option.model_copy(update=paid)
-
-
-def _promised_length(replayed: pd.DataFrame) -> Range:
-    """``1 + accepted / blocks`` as engines count it: to them, a block for which nothing was drafted is none."""
-    blocks = replayed["blocks"] - replayed["empty"]
-    return ratio(replayed.assign(tokens=replayed["accepted"] + blocks, drafting=blocks), "tokens", "drafting")
 
 
 def decide(
@@ -269,20 +47,10 @@ def decide(
 
     **Raises:** `UserError` if no request was held out.
     """
-    every = rows[rows["split"] == "eval"]
-    requests = every.drop_duplicates("request_id")
+    requests = rows[rows["split"] == "eval"].drop_duplicates("request_id")
     if requests.empty:
         raise UserError("no request was held out", remedy="give a log of at least two usable requests")
-    names = [name for name in NAMES if (rows["option"] == name).any()]
-    by_option = {name: _searched(costs, facts) if name == "suffix" else costs for name in names}
-    options = [judge(name, rows[rows["option"] == name], by_option[name]) for name in names]
-    untrained = max([1.0, *(option.speedup.estimate for option in options if option.name in UNTRAINED)])
-    tokens = float(every[every["option"] == rows["option"].iloc[0]]["emitted"].mean())
-    options = [o if o.name in UNTRAINED else payback(o, untrained, tokens, facts, costs) for o in options]
-    options = [
-        o.model_copy(update={"learning": learning(rows, o, facts["learnt"])}) if o.name == "distilled" else o
-        for o in options
-    ]
+    options = _options(rows, costs, facts)
     ranked = sorted(options, key=lambda option: -option.speedup.estimate)
     good = [option for option in ranked if option.verdict == "yes"]
     load = {}
@@ -291,7 +59,7 @@ def decide(
         # The simulated server drafts as many tokens in every block.
         fixed_length = [option for option in ranked if not option.threshold]
         load = {
-            option.name: under_load(rows, option, by_option[option.name], rate, trace, progress)
+            option.name: under_load(rows, option, _costs_of(option.name, costs, facts), rate, trace, progress)
             for option in fixed_length[:2]
         }
     load_verdict, load_sentence = outcome_at_load(*best_at_load(load)[SHARES.index(1)]) if load else (None, "")
@@ -327,6 +95,33 @@ def decide(
         load_sentence=load_sentence,
         monitor=promise if good else None,
     )
+
+
+def _options(rows: pd.DataFrame, costs: BlockCosts, facts: Mapping[str, Any]) -> list[Option]:
+    """The verdict on each option; one that is trained is compared with the best that is not, and has its learning curve if it was distilled."""
+    names = [name for name in NAMES if (rows["option"] == name).any()]
+    options = [judge(name, rows[rows["option"] == name], _costs_of(name, costs, facts)) for name in names]
+    untrained = max([1.0, *(option.speedup.estimate for option in options if option.name in UNTRAINED)])
+    first = rows[(rows["split"] == "eval") & (rows["option"] == rows["option"].iloc[0])]
+    tokens = float(first["emitted"].mean())
+    options = [o if o.name in UNTRAINED else payback(o, untrained, tokens, facts, costs) for o in options]
+    return [
+        o.model_copy(update={"learning": learning(rows, o, facts["learnt"])}) if o.name == "distilled" else o
+        for o in options
+    ]
+
+
+def _costs_of(name: str, costs: BlockCosts, facts: Mapping[str, Any]) -> BlockCosts:
+    """The costs of an option: suffix decoding searches longer than a lookup. An engine of a profile searches while its device computes."""
+    if name != "suffix" or not costs.is_here:
+        return costs
+    return replace(costs, lookup=np.full_like(costs.lookup, facts["search_seconds"] / costs.seconds))
+
+
+def _promised_length(replayed: pd.DataFrame) -> Range:
+    """``1 + accepted / blocks`` as engines count it: to them, a block for which nothing was drafted is none."""
+    blocks = replayed["blocks"] - replayed["empty"]
+    return ratio(replayed.assign(tokens=replayed["accepted"] + blocks, drafting=blocks), "tokens", "drafting")
 
 
 def _sentence(overall: Outcome, top: Option, is_best: bool) -> str:
