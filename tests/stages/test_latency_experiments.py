@@ -38,6 +38,7 @@ from draftlab.models.gguf import export
 from draftlab.models.llama_cpp import LlamaCpp
 from draftlab.stages import (
     _contenders,
+    _costs,
     latency_alpha,
     latency_branches,
     latency_cost,
@@ -405,7 +406,7 @@ def test_times_of_requests_are_predicted_from_probed_costs(tmp_path: Path) -> No
     tables = [rows.assign(draft=name) for name, rows in probes.items()]
     tables += [rows.assign(batch=4, draft_seconds=1.0) for rows in tables]  # requests come one at a time
     pd.concat(tables).to_csv(tmp_path / "costs.csv", index=False)
-    costs = latency_requests.read_costs(tmp_path / "costs.csv", 20)
+    costs = _costs.read_costs(tmp_path / "costs.csv", 20)
     assert costs["released"].cost_ratio == pytest.approx(0.4)
     contenders = {
         "distilled": InSequences(draft, fixed(3)),
@@ -420,21 +421,21 @@ def test_times_of_requests_are_predicted_from_probed_costs(tmp_path: Path) -> No
     np.testing.assert_allclose(rows["predicted_steps"] * 0.010, rows["seconds"])
     drafted, steps = (rows.groupby("contender")[name].sum() for name in ("drafted", "steps"))
     assert drafted["released"] == steps["released"] > steps["lookup_first"] > 0 == steps["lookup"] < drafted["lookup"]
-    assert latency_requests.read_costs(tmp_path / "costs.csv", 20, verified=4) == costs
+    assert _costs.read_costs(tmp_path / "costs.csv", 20, verified=4) == costs
     with pytest.raises(UserError, match="costs of verifying up to 4 tokens, but the target verifies up to 5"):
-        latency_requests.read_costs(tmp_path / "costs.csv", 20, verified=5)
+        _costs.read_costs(tmp_path / "costs.csv", 20, verified=5)
     pd.concat(probes).to_csv(tmp_path / "costs.csv", index=False)
     with pytest.raises(UserError, match="no costs of the distilled draft"):
-        latency_requests.read_costs(tmp_path / "costs.csv", 20)
+        _costs.read_costs(tmp_path / "costs.csv", 20)
     pd.concat(tables).to_csv(tmp_path / "costs.csv", index=False)
     with pytest.raises(UserError, match="no costs of the small draft"):  # those of the distilled one are not its costs
-        latency_requests.read_costs(tmp_path / "costs.csv", 20, ["before", "small", "released"])
+        _costs.read_costs(tmp_path / "costs.csv", 20, ["before", "small", "released"])
     pd.concat(tables[2:]).to_csv(tmp_path / "costs.csv", index=False)
     with pytest.raises(UserError, match="no costs of the distilled draft"):  # only of batches of four requests
-        latency_requests.read_costs(tmp_path / "costs.csv", 20)
+        _costs.read_costs(tmp_path / "costs.csv", 20)
     other = tables[2].assign(context=20)
     pd.concat([*tables[:2], other]).to_csv(tmp_path / "costs.csv", index=False)
-    assert latency_requests.read_costs(tmp_path / "costs.csv", 20) == costs, "the nearest context of single requests"
+    assert _costs.read_costs(tmp_path / "costs.csv", 20) == costs, "the nearest context of single requests"
 
 
 def test_drafts_of_a_pair_are_served_by_name() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -28,6 +28,7 @@ from draftlab.stages._contenders import (
     contenders_of,
     priced,
 )
+from draftlab.stages._costs import Probes, predict, read_costs
 from draftlab.stages._places import Places
 from draftlab.stages._stage import Bench, Facts, Files, NoInputs, column, columns_of, stage_of, timing
 
@@ -237,13 +238,10 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
         shared=bool(shapes),
     )
     with opened as (target, *drafts):
-        prices = {
-            name: priced(target, draft, settings.cost_aware)
-            for name, draft in zip(inputs.drafts, drafts, strict=True)
-            if settings.cost_aware
-        }
-        by_name = dict(zip(inputs.drafts, drafts, strict=True))
-        contenders = contenders_of(target, by_name, settings, prices, _memory(inputs.remembered))
+        named = dict(zip(inputs.drafts, drafts, strict=True))
+        most = settings.cost_aware
+        prices = {name: priced(target, draft, most) for name, draft in named.items()} if most else {}
+        contenders = contenders_of(target, named, settings, prices, _memory(inputs.remembered))
         verified = max(settings.draft_len + 1, LONGEST if settings.adaptive else 0)
         costs = read_costs(inputs.costs, longest, [*inputs.drafts], verified) if inputs.costs else {}
         probes = Probes(target, drafts[-1], settings) if settings.probe_every else None
@@ -261,26 +259,6 @@ def _memory(answers: Path | None) -> Memory | None:
     from draftlab.models.suffixes import Memory
 
     return Memory(answer.answer_ids for answer in read_jsonl(answers, Answer)) if answers else None
-
-
-class Probes:
-    """Costs of a pair as ``latency_cost`` measures them, taken between the requests that are served."""
-
-    def __init__(self, target: LatencyBackend, draft: LatencyBackend, settings: Settings) -> None:
-        from draftlab.latency.cost import around_calls
-
-        self.target, self.draft, self.settings = target, draft, settings
-        self.around = around_calls(target, CALIBRATION_CONTEXT // 2, settings.seed)
-        self.records: list[dict[str, Any]] = []
-
-    def take(self, block: int) -> None:
-        """Probe every number of tokens that a block of these requests can verify."""
-        from draftlab.latency.cost import calibrate
-
-        sizes = range(2, self.settings.draft_len + 2)
-        rows = calibrate(self.target, self.draft, [CALIBRATION_CONTEXT], [1], sizes, 1, self.settings.seed + block)
-        records = rows.assign(block=block, **self.around).to_dict("records")
-        self.records += [{str(name): value for name, value in row.items()} for row in records]
 
 
 def measure(
@@ -343,37 +321,6 @@ def measure(
             if number:
                 rows.append(row)
     return pd.DataFrame(rows)
-
-
-def predict(written: Generation, steps: int, costs: CostModel) -> float:
-    """The time of an answer in plain steps: ``sum of v(drafted + 1)`` over its blocks, and c for each step of the draft's model."""
-    if not written.blocks:
-        return float(len(written.tokens))
-    return sum(costs.verify(block.drafted + 1) for block in written.blocks) + costs.cost_ratio * steps
-
-
-def read_costs(table: Path, context: int, drafts: Collection[str] = (), verified: int = 1) -> dict[str, CostModel]:
-    """The costs of each draft in a table of ``latency_cost`` with a column ``draft``, at batch 1 and the context that is nearest.
-
-    The distilled draft must be among them, and each of ``drafts`` but the undistilled one, which is as large as the distilled one. They must
-    reach to ``verified`` tokens in one call of the target.
-    """
-    from draftlab.files.tables import read_table
-    from draftlab.latency.cost import cost_model
-
-    rows = read_table(table)
-    rows = rows[rows["batch"] == 1]
-    if "draft" in rows and len(rows):
-        near = min(rows["context"].unique(), key=lambda measured: abs(measured - context))
-        rows = rows[rows["context"] == near]
-    known = set(rows["draft"]) if "draft" in rows else set[str]()
-    if absent := [name for name in (DISTILLED, *drafts) if name != BEFORE and name not in known]:
-        remedy = f"give it an axis draft, one value of which is {absent[0]}, and measure batch 1"
-        raise UserError(f"no costs of the {absent[0]} draft", file=table, remedy=remedy)
-    if (most := rows.groupby("draft")["verified"].max().min()) < verified:
-        what = f"costs of verifying up to {most} tokens, but the target verifies up to {verified}"
-        raise UserError(what, file=table, remedy=f"add {verified} to verified, and measure again")
-    return {str(name): cost_model(of_draft) for name, of_draft in rows.groupby("draft")}
 
 
 def derive(rows: pd.DataFrame) -> pd.DataFrame:
