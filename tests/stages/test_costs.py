@@ -25,7 +25,7 @@ from draftlab.models.llama import Llama, LlamaConfig
 from draftlab.models.llama_decoder import LlamaCache
 from draftlab.models.weights import model_size
 from draftlab.report import findings
-from draftlab.stages import _one_draft, break_even, medusa, memory_traffic, online, utilisation
+from draftlab.stages import _serve_stream, break_even, medusa, memory_traffic, online, utilisation
 from draftlab.stages._stage import Bench
 from draftlab.train import break_even as train_break_even
 from draftlab.train import learning, traffic, training
@@ -284,7 +284,7 @@ def test_the_target_has_the_type_that_it_answers_in(
 @pytest.mark.parametrize("timed", [True, False])
 def test_an_online_run_that_is_timed_keeps_no_checkpoint(tmp_path: Path, timed: bool):
     settings = online.Settings.model_construct(timed=timed)
-    place = _one_draft._checkpoint(settings, Bench(tmp_path, number=3), "warm")
+    place = _serve_stream._checkpoint(settings, Bench(tmp_path, number=3), "warm")
     assert place == (None if timed else tmp_path / ".3.warm.safetensors")
 
 

@@ -1,8 +1,6 @@
 """Serve a stream with a draft that learns from it, and with drafts that stay as they are (OSD, Fig. 3).
 
-The path of a request: it gets its place in the stream and arrives with the target's recorded answer (``_arrivals``). One draft serves it
-(``_drafts``), perhaps distilled before. The request's acceptance is measured, and then the draft learns from it (``_one_draft``). The request
-becomes a row of the table, alone or with the neighbours in its bin (``run``).
+``_serve_stream`` follows the path of a request.
 """
 
 from __future__ import annotations
@@ -26,8 +24,6 @@ from draftlab.train.settings import Serving
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from draftlab.train.traffic import Traffic
 
 Part = Literal["stream", "aside", "held_out"]
 
@@ -194,52 +190,9 @@ class Inputs(Distillation):
 
 def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame, Facts]:
     """Serve the stream once, with one draft for all requests or with one for each class."""
-    import numpy as np
-    import pandas as pd
+    from draftlab.stages._serve_stream import serve_stream
 
-    from draftlab.files.machine import peak_mb
-    from draftlab.stages._arrivals import arrive, folders_of
-    from draftlab.stages._one_draft import measure
-    from draftlab.train.learning import Effort
-    from draftlab.train.online import check_interval
-    from draftlab.train.traffic import binned
-
-    folders = folders_of(inputs, bench)
-    stream = arrive(settings, inputs, bench, "stream")
-    if settings.learns:
-        check_interval(stream, settings)
-    frames, effort = [], Effort()
-    for number, (name, places) in enumerate(_drafts(settings, stream).items()):
-        rows, spent = measure(stream.take(places) if name else stream, name, number, settings, inputs, bench)
-        is_stream = rows["split"] == "train"
-        rows.loc[is_stream, "stream_index"] = np.array(places)[rows.loc[is_stream, "stream_index"]]
-        if name:
-            rows["misrouted"] = (rows["group"] != name).astype(int)
-        frames.append(rows)
-        effort += spent
-    rows = pd.concat(frames, ignore_index=True).sort_values(["split", "stream_index"], kind="stable")
-    updates = rows.reindex(columns=["updates", "update_loss"]).fillna(0)  # none where nothing is learnt
-    rows = rows.assign(updates=updates["updates"].astype(int), update_loss=updates["update_loss"].astype(float))
-    unused = [] if settings.probes else ["after"]
-    unused += [] if settings.stream else ["group", "segment"]
-    rows = binned(rows.drop(columns=unused), settings.bin).assign(seed=settings.seed)
-    facts = folders.facts(effort)
-    if settings.timed:
-        rows = rows.assign(cpu_seconds=facts["cpu_seconds"], peak_mb=peak_mb())
-    return rows, facts
-
-
-def _drafts(settings: Settings, stream: Traffic) -> dict[str, list[int]]:
-    """The places of the requests that each draft serves, by class; "" is the class of a draft for all requests."""
-    import numpy as np
-
-    from draftlab.data.routing import by_route, misroute
-
-    if settings.drafts == "shared":
-        return {"": list(range(len(stream)))}
-    if settings.drafts == "by_group":
-        return by_route(stream.group)
-    return by_route(misroute(stream.route, settings.route_errors, np.random.default_rng(settings.seed)))
+    return serve_stream(settings, inputs, bench)
 
 
 def update_interval(rows: pd.DataFrame) -> pd.DataFrame:
