@@ -79,10 +79,12 @@ def inflated(target: Path, out: Path, least_layers: int, least_ffn: int, widths:
     return out
 
 
-def load_inflated(target: Path, layers: int, ffn: int, device: str) -> LanguageModel:
-    """Load a target in torch with at least these layers and this feed-forward width; its answers stay as they are."""
-    with scratch() as folder:
-        return load_model(inflated(target, folder / "inflated", layers, ffn), device=device)
+def load_inflated(target: LanguageModel, folder: Path, layers: int, ffn: int, device: str) -> LanguageModel:
+    """The ``target`` in a folder, or the same with at least these layers and this feed-forward width; its answers stay as they are."""
+    if not layers and not ffn:
+        return target
+    with scratch() as out:
+        return load_model(inflated(folder, out / "inflated", layers, ffn), device=device)
 
 
 def _open(path: Path, exported: Path, settings: Engine, weights: Weights, engine: EngineOptions) -> LatencyBackend:

@@ -45,7 +45,7 @@ def curves(path: Path) -> Iterator[Point]:
     rows = tidy.read(path)
     if not {"stream_index", "overlap", "visited"} <= set(rows):
         return
-    served = rows[rows["split"] == "train"] if "split" in rows else rows
+    served = tidy.served(rows)
     in_a_row = int(served["requests"].max()) if "requests" in served else 1
     for labels, series in served.groupby(_keys(path.stem, served), sort=False, dropna=False):
         ordered = series.sort_values("stream_index")

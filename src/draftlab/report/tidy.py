@@ -127,6 +127,11 @@ def in_window(rows: pd.DataFrame, start: float, end: float) -> pd.Series[bool]:
     return inside | (rows["split"] == "eval") if "split" in rows else inside
 
 
+def served(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the stream itself, without held-out requests."""
+    return rows[rows["split"] == "train"] if "split" in rows else rows
+
+
 def records(rows: pd.DataFrame) -> list[dict[str, Any]]:
     """Convert a table to one dict per row."""
     return [{str(key): value for key, value in row.items()} for row in rows.to_dict("records")]

@@ -100,9 +100,8 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
         )
     traffic = whole(recorded, settings.dataset).reordered(settings.seed)
     stream, target = traffic.take(range(settings.requests)), folders.target(settings.device, inputs.dtype)
-    if settings.inflated_layers or settings.inflated_ffn:
-        layers, ffn = settings.inflated_layers, settings.inflated_ffn
-        target = load_inflated(inputs.models / "target", layers, ffn, settings.device)
+    size = settings.inflated_layers, settings.inflated_ffn
+    target = load_inflated(target, inputs.models / "target", *size, settings.device)
     draft, larger = (folders.draft(settings, name) for name in (settings.draft, settings.larger))
     prices = measure(
         target,

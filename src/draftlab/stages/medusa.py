@@ -116,9 +116,8 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
         effort += learn_once(learner, bench.part(f"{name}.safetensors"), partial(_served, learner, stream, serving))
     records = folders.recorded(settings.dataset, "eval").answers[: settings.live_requests]
     prompts = [record.prompt_ids for record in records]
-    if settings.inflated_layers or settings.inflated_ffn:
-        layers, ffn = settings.inflated_layers, settings.inflated_ffn
-        target = load_inflated(inputs.models / "target", layers, ffn, settings.device)
+    size = settings.inflated_layers, settings.inflated_ffn
+    target = load_inflated(target, inputs.models / "target", *size, settings.device)
     # An update of the heads reads the target, so it is timed with the one that decoding is.
     learners = {"draft": models["draft"], "medusa": heads.on(target)}
     seconds = epoch_seconds(learners, stream, settings, settings.timed_updates)

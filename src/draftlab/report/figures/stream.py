@@ -26,7 +26,7 @@ def stream_figure(table: pd.DataFrame, scale: str, published: Published, form: S
     if form.by_class:
         table = renumber_by_class(table)
     if "after" in table:
-        table = _served(table)
+        table = tidy.served(table)
     table = labelled(table, [panel])
     order = list(NAMES)
     if form.by_class:  # the longest stream first
@@ -75,20 +75,15 @@ def renumber_by_class(table: pd.DataFrame) -> pd.DataFrame:
     return table.assign(stream_index=served // summed.max() * summed.max())
 
 
-def _served(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows of the stream itself, without held-out requests."""
-    return rows[rows["split"] == "train"] if "split" in rows else rows
-
-
 def _step(rows: pd.DataFrame) -> int:
     """How many requests of the stream are summed in one row."""
-    places = np.unique(_served(rows)["stream_index"])
+    places = np.unique(tidy.served(rows)["stream_index"])
     return int(np.diff(places).min()) if len(places) > 1 else 1
 
 
 def _length(rows: pd.DataFrame) -> int:
     """How many requests the longest stream has."""
-    return int(_served(rows)["stream_index"].max()) + _step(rows)
+    return int(tidy.served(rows)["stream_index"].max()) + _step(rows)
 
 
 def _draw_moving_averages(ax: Axes, rows: pd.DataFrame, form: StreamCurves) -> int:
@@ -110,7 +105,7 @@ def _draw_moving_averages(ax: Axes, rows: pd.DataFrame, form: StreamCurves) -> i
         _draw_interval(ax, last_sums, length * (1.03 + 0.04 * place), style)
     ax.axvline(length, color=GREY, linewidth=0.5)
     if form.panel != "group":
-        _draw_boundaries(ax, _served(rows))
+        _draw_boundaries(ax, tidy.served(rows))
     return window * step
 
 
