@@ -1,4 +1,4 @@
-"""Both papers as one workflow: `snakemake --cores all [--config scale=smoke|laptop|shapes|paper]`.
+"""Both papers as one workflow: `snakemake --cores all [--config scale=NAME]`.
 
 workflow/scales/*.yaml defines the sizes of a run, workflow/experiments/*.yaml its experiments. The rules are the same at every scale.
 """
