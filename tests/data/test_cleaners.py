@@ -17,6 +17,7 @@ from draftlab.data.fields import BadRow
 from draftlab.data.own_prompts import prompts
 from draftlab.data.prompts import Prompt, Rejection
 from draftlab.data.raw_rows import RawRow
+from draftlab.errors import UserError
 from tests.data import raw_rows
 
 CASES = [pytest.param(name, cleaner, id=name) for name, cleaner in CLEANERS.items()]
@@ -166,6 +167,22 @@ def test_the_length_of_a_prompt_is_that_of_its_conversation() -> None:
             "prompts", "train", [RawRow("f", 1, {"messages": said})], cleaner=CLEANERS["prompts"], max_chars=most
         )
         assert isinstance(found, kind)
+
+
+@pytest.mark.parametrize(
+    ("cleaner", "fault"),
+    [
+        (lambda row: fields.Cleaned(row["text"], row["nothing"]), "KeyError: 'nothing'"),
+        (lambda row: {"text": row["text"]}, "TypeError: it returned dict, not Cleaned"),
+        (lambda row: None, "TypeError: it returned NoneType, not Cleaned"),
+    ],
+)
+def test_a_cleaner_that_fails_is_named_with_its_line_and_the_row(cleaner: Any, fault: str) -> None:
+    rows = [RawRow("faq.jsonl", 7, {"text": "hello"})]
+    with pytest.raises(UserError, match=f"the cleaner of faq failed on faq.jsonl:7: {fault}") as error:
+        list(cleaners.clean("faq", "train", rows, cleaner=cleaner, max_chars=0))
+    assert error.value.line
+    assert str(error.value.file).endswith(("test_cleaners.py", "cleaners.py"))
 
 
 def test_osd_leaves_the_input_out() -> None:

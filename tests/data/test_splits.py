@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftlab.data import registry, splits
+from draftlab.data import cleaners, registry, splits
 from draftlab.data.prompts import Prompt
 from draftlab.data.raw_rows import RawRow
 from draftlab.data.registry import Split
@@ -90,6 +90,12 @@ def test_eval_is_a_sample_that_the_seed_fixes(tmp_path: Path) -> None:
     kept = set(chosen(0)) & {f"q{i}" for i in range(50)}
     assert kept <= set(chosen(0, Rows(["t"], [f"q{i}" for i in range(50)])))  # more rows only push prompts out
     assert 5 <= len(kept) <= 15
+
+
+def test_a_dataset_without_its_line_in_cleaners_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(cleaners.CLEANERS, "gsm8k")
+    with pytest.raises(UserError, match=r"no cleaner for the dataset gsm8k \(add its line to CLEANERS"):
+        splits.make("gsm8k", Rows(list("abc")), tmp_path, Options())
 
 
 def test_at_most_half_is_held_out(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
@@ -19,6 +20,7 @@ from draftlab.data.formats import DETECT, detect
 from draftlab.data.own_prompts import prompts
 from draftlab.data.prompts import Prompt, Rejection
 from draftlab.data.raw_rows import RawRow, excerpt
+from draftlab.errors import UserError, first_line
 
 Cleaner = Callable[[Row], Cleaned]
 SPIDER = (
@@ -42,6 +44,8 @@ def clean(
             if raw.problem is not None:
                 raise BadRow(raw.problem)
             cleaned = clean_row(mapping_of(raw.row, "the row"))
+            if not isinstance(cleaned, Cleaned):
+                raise TypeError(f"it returned {type(cleaned).__name__}, not Cleaned")
             prompt = Prompt(f"{dataset}/{split}/{index:05d}", dataset, split, **vars(cleaned))
             if 0 < max_chars < len(prompt.whole):
                 raise BadRow(f"the prompt is longer than {max_chars} characters")
@@ -50,6 +54,14 @@ def clean(
             shown = f"{reason.detail}: {row}" if reason.detail else row
             yield Rejection(raw.file, raw.line, excerpt(str(reason)), excerpt(shown))
             continue
+        except (UserError, MemoryError):
+            raise
+        except Exception as error:  # of a new cleaner
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            fault = f"{type(error).__name__}: {first_line(error)}"
+            what = f"the cleaner of {dataset} failed on {raw.file}:{raw.line}: {fault}"
+            remedy = "repair it, or raise BadRow to reject the row"
+            raise UserError(what, file=place.filename, line=place.lineno, remedy=remedy) from error
         yield prompt
 
 

@@ -73,7 +73,9 @@ def make(dataset: str, source: DatasetSource, out: Path, options: Options) -> di
     of each train prompt are held in memory.
     """
     clean = options.profile == "clean"
-    cleaner = (cleaners.CLEANERS if clean else cleaners.OSD_REPO_CLEANERS)[dataset]
+    cleaner = (cleaners.CLEANERS if clean else cleaners.OSD_REPO_CLEANERS).get(dataset)
+    if cleaner is None:
+        raise UserError(f"no cleaner for the dataset {dataset}", remedy="add its line to CLEANERS in data/cleaners.py")
     single = next(source.rows("eval"), None) is None
     train, evaluation = SplitCounts(), SplitCounts()
     with contextlib.ExitStack() as stack:
