@@ -152,8 +152,8 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
         frames.append(rows.assign(answers=len(stream.answers) if learns else 0))
     for count in settings.remembers:
         if count <= len(stream.answers):
-            some = [continue_everywhere(answers, stream.answers[:count], settings.depth) for answers in both]
-            rows, _ = _replay("suffix_part", *some, settings)
+            tuning, measured = (continue_everywhere(one, stream.answers[:count], settings.depth) for one in both)
+            rows, _ = _replay("suffix_part", tuning, measured, settings)
             frames.append(rows[rows["rule"] == "fixed"].assign(answers=count))
     return pd.concat(frames, ignore_index=True), facts
 
