@@ -112,7 +112,7 @@ class Suffixes:
     """A text that grows and shrinks at its end, and how it may go on, by itself and by a ``memory`` of other texts.
 
     >>> Suffixes([7, 8, 9, 7, 8, 9, 7, 8]).path(2)
-    Path(tokens=[9, 7], counts=[[2], [1]])
+    Path(tokens=[9, 7], counts=[[1], [1]])
     >>> Suffixes([5, 8], Memory([[8, 3, 4], [6, 8, 3], [8, 2]])).path(1)
     Path(tokens=[3], counts=[[2, 1]])
     """
