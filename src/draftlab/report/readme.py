@@ -24,6 +24,7 @@ REAL = Path("paper_figures/smollm2")
 REAL_ANSWERS = {
     "osd_offline": 1,
     "osd_online": 2,
+    "beyond_suffixes": 2,
     "osd_latency_dataset": 2,
     "osd_latency_alpha": 2,
     "beyond_served_length": 2,

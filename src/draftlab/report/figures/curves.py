@@ -82,7 +82,8 @@ def curve_figure(
         for ax, value in zip(axes[row], shown, strict=True):
             panel_estimates = estimates if panel is None else estimates[estimates[panel] == value]
             curves(ax, panel_estimates, x, series, order, apart)
-            _set_x_ticks(ax, (estimates, panel_estimates), x, series, form.log_x, 2 if len(shown) > 4 else 1)
+            step, inches = 2 if len(shown) > 4 else 1, 0.8 * width / len(shown)
+            _set_x_ticks(ax, (estimates, panel_estimates), x, series, form.log_x, step, inches)
             if row == 0:
                 ax.set_title("" if value is None else name(value))
                 for printed in form.printed:
@@ -132,10 +133,13 @@ def labelled(table: pd.DataFrame, keys: Iterable[str | None]) -> pd.DataFrame:
     return table
 
 
-def _set_x_ticks(ax: Axes, choices: Sequence[pd.DataFrame], x: str, series: str | None, log: bool, step: int) -> None:
+def _set_x_ticks(
+    ax: Axes, choices: Sequence[pd.DataFrame], x: str, series: str | None, log: bool, step: int, inches: float
+) -> None:
     """Put ticks at every ``step``-th value of ``x``, and the ends of the axis at the first and last, if there are few values.
 
-    The values are those of the first of ``choices`` (all panels, or this one) that has few.
+    The values are those of the first of ``choices`` (all panels, or this one) that has few. On an axis of this many ``inches``, a label that would
+    touch the one before it is left out.
     """
     if log:
         ax.set_xscale("log")
@@ -146,7 +150,8 @@ def _set_x_ticks(ax: Axes, choices: Sequence[pd.DataFrame], x: str, series: str 
         few = len(values) <= 3 or (len(values) <= 8 and (log or is_integer_dtype(estimates[x])))
         if few and max(map(len, labels)) <= 5:
             step = step if len(values) > 4 else 1
-            ax.set_xticks(values[::step], labels[::step])
+            ticks = values[::step], labels[::step]
+            ax.set_xticks(ticks[0], ticks[1] if log else _apart(*ticks, inches))
             ax.minorticks_off()
             ax.dataLim.update_from_data_x([values[0], values[-1]], ignore=False)
             ax.autoscale_view()
@@ -154,6 +159,26 @@ def _set_x_ticks(ax: Axes, choices: Sequence[pd.DataFrame], x: str, series: str 
     if log and values[-1] < 30 * values[0]:  # powers of ten alone would leave one label
         ax.xaxis.set_minor_locator(LogLocator(subs=(2, 5)))
         ax.xaxis.set_minor_formatter(LogFormatterSciNotation(minor_thresholds=(np.inf, np.inf)))
+
+
+def _apart(values: Sequence[float], labels: Sequence[str], inches: float) -> list[str]:
+    """The labels of values along a linear axis, empty where one would touch another that is shown; the first and the last are.
+
+    >>> _apart([0, 25, 50, 100, 200, 400], ["0", "25", "50", "100", "200", "400"], inches=1.4)
+    ['0', '', '50', '', '200', '400']
+    """
+    character, gap = 0.065, 0.04  # inches
+    places = [inches * (value - values[0]) / ((values[-1] - values[0]) or 1) for value in values]
+
+    def touch(one: int, other: int) -> bool:
+        width = character * (len(labels[one]) + len(labels[other])) / 2 + gap
+        return abs(places[one] - places[other]) < width
+
+    shown, last = [0], len(values) - 1
+    for number in range(1, last):
+        if not touch(shown[-1], number) and not touch(number, last):
+            shown.append(number)
+    return [label if number in (*shown, last) else "" for number, label in enumerate(labels)]
 
 
 def _curved(estimates: pd.DataFrame, x: str, series: str | None) -> list[float]:
