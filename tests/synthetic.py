@@ -136,6 +136,10 @@ def _values(name: str, column: Column, variant: Variant, expected: Mapping[str, 
         values = [1, *values]
     if name == "update_interval" and hasattr(settings, "intervals"):
         values = expected[name]
+    if name == "draft_len" and hasattr(settings, "depth"):
+        values = [*range(1, settings.depth + 1)]
+    if name == "answers" and hasattr(settings, "remembers"):
+        values = settings.remembers
     values = values or [*column.values]
     if name == "measured" and not settings.live:
         values = values[:1]
