@@ -15,6 +15,7 @@ from draftlab.core.sampling import Sampling
 from draftlab.engine.recording import load_pass, record
 from draftlab.files.json_files import read_object
 from draftlab.models import LanguageModel
+from draftlab.models.gguf import export
 from draftlab.models.llama import Llama, LlamaConfig
 from draftlab.models.tokenizer import train_tokenizer
 from draftlab.plan.grids import combinations
@@ -59,6 +60,14 @@ def make_results(folder: Path, small: Callable[[int, int], LanguageModel] = smal
                 generator=torch.Generator().manual_seed(0),
             )  # fmt: skip
             warm.save(folder / "answers" / f"{dataset}.{split}.t1")
+
+
+def exported_pair(folder: Path) -> dict[str, Path]:
+    """A small target and draft by name: each a folder, with its GGUF file beside it."""
+    for name, size, scale in (("target", 32, 4.0), ("draft", 16, 16.0)):
+        small_llama(size, size, scale).save(folder / name)
+        export(folder / name, folder / f"{name}.gguf", vocabulary=False)
+    return {name: folder / name for name in ("target", "draft")}
 
 
 def keep_held_out(results: Path, count: int) -> None:

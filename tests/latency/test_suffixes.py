@@ -13,20 +13,15 @@ from draftlab.latency.loop import decode, fixed
 from draftlab.latency.suffixes import speculate_with_suffixes
 from draftlab.models import load_model
 from draftlab.models.backend import EngineOptions
-from draftlab.models.gguf import export
 from draftlab.models.llama_cpp import LlamaCpp
 from draftlab.models.suffixes import Memory
 from tests.models.test_lookup import passages
-from tests.pair import small_llama
+from tests.pair import exported_pair
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("models")
-    for name, size, scale in (("target", 32, 4.0), ("draft", 16, 16.0)):
-        small_llama(size, size, scale).save(folder / name)
-        export(folder / name, folder / f"{name}.gguf", vocabulary=False)
-    return {name: folder / name for name in ("target", "draft")}
+    return exported_pair(tmp_path_factory.mktemp("models"))
 
 
 @pytest.mark.parametrize("least", [0.0, 0.6])

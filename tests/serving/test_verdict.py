@@ -1016,6 +1016,7 @@ def test_commands_name_what_engines_find(model: str, to_serve: str | None, to_co
 def test_suffix_decoding_is_served_by_vllm():
     found = decide(table(0.8, option="suffix", spread=0.1).assign(steps=0.0), facts=FACTS | {"search_seconds": 2e-4})
     assert found.best == "suffix"
+    assert f"suffix decoding, up to {found.monitor.draft_len} tokens per block, makes" in found.sentence
     for target, served in (("T", "T"), ("T.gguf", "results/main/models/target")):
         judged = found.model_copy(update={"target": target})
         engine, monitor = commands(judged, Path("out"), "", Path("results"))

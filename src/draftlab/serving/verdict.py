@@ -14,7 +14,17 @@ from draftlab.errors import UserError
 from draftlab.serving import traces
 from draftlab.serving.costs import BlockCosts
 from draftlab.serving.speedup import conversations, held_out, ratio, too_few
-from draftlab.serving.verdict_format import NAMES, Judged, MonitorPromise, Option, Outcome, Range, Verdict, per_second
+from draftlab.serving.verdict_format import (
+    NAMES,
+    SEARCHES,
+    Judged,
+    MonitorPromise,
+    Option,
+    Outcome,
+    Range,
+    Verdict,
+    per_second,
+)
 from draftlab.serving.verdict_on_option import judge, learning, payback
 from draftlab.serving.verdict_under_load import SHARES, best_at_load, outcome_at_load, under_load
 
@@ -128,7 +138,9 @@ def _sentence(overall: Outcome, top: Option, is_best: bool) -> str:
     name = NAMES[top.name]
     if overall == "yes":
         tokens = f"{top.draft_len} token{'s' if top.draft_len > 1 else ''}"
-        length = f"up to {tokens} per block (confidence {top.threshold:g})" if top.threshold else f"{tokens} at once"
+        length = f"{tokens} at once"
+        if top.threshold or top.name in SEARCHES:
+            length = f"up to {tokens} per block" + (f" (confidence {top.threshold:g})" if top.threshold else "")
         return f"Yes: {name}, {length}, makes this traffic {top.speedup.show()} times as fast"
     if overall == "no":
         return f"No: the best option, {name}, is {top.speedup.show()} times as fast as no draft ({top.reason})"

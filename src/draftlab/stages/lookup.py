@@ -33,10 +33,13 @@ if TYPE_CHECKING:
 
     LengthRule = str
     Rule = str
+    Blocks = tuple[str, int, float, BlockCounts]  # rule, longest block, threshold
 else:
     LengthRule = Literal[EVERY]
     Rule = Literal["fixed", "tuned", *EVERY, "oracle"]
 
+WITHOUT_MODEL = ("lookup", "suffix", "suffix_part")
+"""Contenders that search texts alone."""
 THRESHOLDS = tuple(step / 20 for step in range(20))
 FIRST = 5
 """Drafted tokens of the first block of ``schedule``."""
@@ -152,9 +155,8 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
         frames.append(rows.assign(answers=len(stream.answers) if learns else 0))
     for count in settings.remembers:
         if count <= len(stream.answers):
-            tuning, measured = (continue_everywhere(one, stream.answers[:count], settings.depth) for one in both)
-            rows, _ = _replay("suffix_part", tuning, measured, settings)
-            frames.append(rows[rows["rule"] == "fixed"].assign(answers=count))
+            some = continue_everywhere(held_out, stream.answers[:count], settings.depth)
+            frames.append(_rows("suffix_part", _fixed("suffix_part", some), settings).assign(answers=count))
     return pd.concat(frames, ignore_index=True), facts
 
 
@@ -175,47 +177,59 @@ def _with_suffixes(
 
 def _replay(name: str, tuning: Drafted, measured: Drafted, settings: Settings) -> tuple[pd.DataFrame, Facts]:
     """The rows of a contender by every rule, and the fixed length and the thresholds that are best on the stream's answers."""
-    import numpy as np
-    import pandas as pd
-
     from draftlab.engine.length_rules import schedule, scores_of
     from draftlab.engine.replay_lengths import cut, while_at_least
 
-    has_model = name not in ("lookup", "suffix", "suffix_part")
-
-    def blocks_of(drafted: Drafted, lengths: Int64[np.ndarray, " positions"], asks: bool = False) -> BlockCounts:
-        if not has_model:  # it drafts nothing where it finds nothing, as on an engine
-            return cut(drafted, np.minimum(lengths, drafted.without_model()))
-        return cut(drafted, lengths, asks)
-
-    def fixed(drafted: Drafted, length: int) -> BlockCounts:
-        return blocks_of(drafted, drafted.fixed(length))
-
-    def by_score(rule: str) -> tuple[str, int, float, BlockCounts]:
+    def by_score(rule: str) -> Blocks:
         on_stream, on_measured = scores_of(rule, tuning, tuning), scores_of(rule, tuning, measured)
 
         def speed_on_stream(threshold: float) -> float:
-            return speed(blocks_of(tuning, while_at_least(on_stream, threshold), asks=True), settings)
+            return speed(_cut(name, tuning, while_at_least(on_stream, threshold), asks=True), settings)
 
         least = max(THRESHOLDS, key=speed_on_stream)
-        return rule, settings.depth, least, blocks_of(measured, while_at_least(on_measured, least), asks=True)
+        return rule, settings.depth, least, _cut(name, measured, while_at_least(on_measured, least), asks=True)
 
-    lengths = range(1, settings.depth + 1)
-    best = max(lengths, key=lambda length: speed(fixed(tuning, length), settings))
+    fixed, on_stream = _fixed(name, measured), _fixed(name, tuning)
+    best = max(range(settings.depth), key=lambda number: speed(on_stream[number][-1], settings))
     scored = [by_score(rule) for rule in settings.length_rules if rule != SCHEDULE]
-    rules = [("fixed", length, 0.0, fixed(measured, length)) for length in lengths]
-    rules += [("tuned", best, 0.0, fixed(measured, best)), *scored]
-    if SCHEDULE in settings.length_rules and has_model:  # lookup drafts all that it finds, in transformers too
+    rules = [*fixed, ("tuned", *fixed[best][1:]), *scored]
+    if (
+        SCHEDULE in settings.length_rules and name not in WITHOUT_MODEL
+    ):  # lookup drafts all that it finds, in transformers too
         choose = schedule(min(FIRST, settings.depth), settings.depth)
         rules.append((SCHEDULE, settings.depth, 0.0, cut(measured, choose)))
     rules.append(("oracle", settings.depth, 0.0, cut(measured, measured.oracle())))
-    facts = {"tuned": best} | {rule: least for rule, _, least, _ in scored}
+    facts = {"tuned": best + 1} | {rule: least for rule, _, least, _ in scored}
+    return _rows(name, rules, settings), facts
+
+
+def _fixed(name: str, drafted: Drafted) -> list[Blocks]:
+    """The blocks of each fixed length."""
+    lengths = range(1, drafted.depth + 1)
+    return [("fixed", length, 0.0, _cut(name, drafted, drafted.fixed(length))) for length in lengths]
+
+
+def _cut(name: str, drafted: Drafted, lengths: Int64[np.ndarray, " positions"], asks: bool = False) -> BlockCounts:
+    """Blocks of these lengths; without a model, nothing is drafted where nothing is found, as on an engine."""
+    import numpy as np
+
+    from draftlab.engine.replay_lengths import cut
+
+    if name in WITHOUT_MODEL:
+        return cut(drafted, np.minimum(lengths, drafted.without_model()))
+    return cut(drafted, lengths, asks)
+
+
+def _rows(name: str, rules: Sequence[Blocks], settings: Settings) -> pd.DataFrame:
+    """One row per request and rule."""
+    import pandas as pd
+
     frames = []
     for rule, length, threshold, blocks in rules:
         counts = {key: getattr(blocks, key) for key in ("blocks", "drafted", "accepted", "steps", "emitted")}
         rows = pd.DataFrame(counts).assign(cost=cost(blocks, settings), rule=rule, draft_len=length)
         frames.append(rows.assign(request_id=range(len(rows)), contender=name, threshold=threshold))
-    return pd.concat(frames, ignore_index=True), facts
+    return pd.concat(frames, ignore_index=True)
 
 
 def cost(blocks: BlockCounts, settings: Settings) -> Float64[np.ndarray, " requests"]:
