@@ -12,7 +12,9 @@ before D falls below ``LEAST``. Free of torch, because processes that measure ll
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -119,7 +121,7 @@ class Suffixes:
 
     def __init__(self, text: Iterable[int] = (), memory: Memory | None = None, without: int | None = None) -> None:
         self.memory, self._without = memory or Memory(), without
-        self.tokens = list[int]()
+        self.tokens = array("q")
         self._after = dict[int, list[int]]()
         for token in text:
             self.append(token)
@@ -138,10 +140,16 @@ class Suffixes:
         """At most ``longest`` tokens that may follow; none where the last token is new."""
         if not self.tokens:
             return Path([], [])
-        own, known = np.array(self.tokens), self.memory
-        paths = [_follow(own, *match, longest) for match in self._matches()]
-        paths += [_follow(known.tokens, *match, longest) for match in known.matches(self.tokens, self._without)]
-        return max(paths, key=lambda path: sum(path.probabilities), default=Path([], []))
+        own, known = np.frombuffer(self.tokens, dtype=np.int64), self.memory
+        best, most = Path([], []), 0.0
+        for tokens, matches in (own, self._matches()), (known.tokens, known.matches(self.tokens, self._without)):
+            for match in matches:
+                if min(match.length, longest) <= most:
+                    break  # not even a certain path would be better, and the other patterns are shorter
+                path = _follow(tokens, *match, longest)
+                if (found := sum(path.probabilities)) > most:
+                    best, most = path, found
+        return best
 
     def _matches(self) -> list[Match]:
         """As ``Memory.matches``, in the text itself."""
@@ -169,11 +177,12 @@ def _follow(
         after, following = after[following != END], following[following != END]
         if not len(after):
             break
-        seen, times = np.unique(following, return_counts=True)
-        likely = seen[times == times.max()]
-        token, counts = int(likely[0]), sorted(times.tolist(), reverse=True)
-        if len(likely) > 1:
-            token = int(following[after == after[np.isin(following, likely)].max()][0])
+        times = Counter(following.tolist())
+        counts = sorted(times.values(), reverse=True)
+        token = max(times, key=times.__getitem__)
+        if counts[:1] == counts[1:2]:
+            places = zip(after.tolist(), following.tolist(), strict=True)
+            token = max((place, token) for place, token in places if times[token] == counts[0])[1]
         probability *= counts[0] / sum(counts)
         if probability < LEAST:
             break
