@@ -7,6 +7,7 @@ verdict, and between the served requests. The difference between the two separat
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -17,6 +18,7 @@ from draftlab.files.json_files import read_object
 from draftlab.files.tables import read_table
 from draftlab.serving.costs import from_probes
 from draftlab.serving.speedup import mean_context, speedup
+from draftlab.serving.verdict import costs_of
 from draftlab.serving.verdict_format import NAMES
 
 OPTIONS = {
@@ -24,6 +26,8 @@ OPTIONS = {
     "distilled": "distilled",
     "distilled_confident": "distilled_confident",
     "lookup": "lookup",
+    "suffix": "suffix",
+    "suffix_confident": "suffix_confident",
     "lookup_first": "lookup_first",
     "lookup_first_confident": "lookup_first_confident",
 }
@@ -38,7 +42,7 @@ def table(run: Path) -> pd.DataFrame:
     (``traffic_verdict``), and ``measured`` is the speed-up of those that were (``traffic_requests``).
     """
     costs, replayed, served = (read_table(run / f"traffic_{name}.csv") for name in ("cost", "verdict", "requests"))
-    probes = probed_while_serving(run)
+    probes, searches = probed_while_serving(run), search_facts(run)
     replayed = replayed[(replayed["split"] == "eval") & (replayed["proposal"] == "greedy")]
     rows = []
     for (dataset, length), requests in served.groupby(["dataset", "draft_len"]):
@@ -54,13 +58,17 @@ def table(run: Path) -> pd.DataFrame:
         for contender, option in OPTIONS.items():
             if contender not in seconds:
                 continue
-            threshold = beside["confidence"].iloc[0] if option.endswith("_confident") else 0
+            setting = "suffix_confidence" if option.startswith("suffix") else "confidence"
+            threshold = beside[setting].iloc[0] if option.endswith("_confident") else 0
             known = others[(others["option"] == option) & (others["threshold"] == threshold)]
             if len(known) < ENOUGH:
                 raise UserError(f"{len(known)} requests of {dataset} were not served", remedy=f"hold out {ENOUGH} more")
             context = mean_context(known)
-            predicted = speedup(known, from_probes(costs, context), len(seconds))
-            same_minutes = speedup(known, from_probes(beside, context), len(seconds)).estimate
+            before, during = (
+                costs_of(option, from_probes(probed, context), searches[str(dataset)]) for probed in (costs, beside)
+            )
+            predicted = speedup(known, before, len(seconds))
+            same_minutes = speedup(known, during, len(seconds)).estimate
             measured = float(plain.sum() / seconds[contender].sum())
             row = {
                 "dataset": dataset,
@@ -77,7 +85,7 @@ def table(run: Path) -> pd.DataFrame:
 
 
 def probed_while_serving(run: Path) -> pd.DataFrame:
-    """The costs that each cell of ``traffic_requests`` probed between its requests, and the confidence below which its blocks ended.
+    """The costs that each cell of ``traffic_requests`` probed between its requests, and the thresholds below which its blocks ended.
 
     Every part of a dataset counts as another moment.
     """
@@ -88,8 +96,15 @@ def probed_while_serving(run: Path) -> pd.DataFrame:
         if "probes" not in cell:
             raise UserError("no costs were probed between requests", file=file, remedy="set probe_every, and run again")
         place = {"dataset": cell["dataset"], "draft_len": cell["draft_len"], "moment": cell["first"]}
-        frames.append(pd.DataFrame(cell["probes"]).assign(**place, confidence=record["settings"]["confidence"]))
+        thresholds = {name: record["settings"][name] for name in ("confidence", "suffix_confidence")}
+        frames.append(pd.DataFrame(cell["probes"]).assign(**place, **thresholds))
     return pd.concat(frames, ignore_index=True)
+
+
+def search_facts(run: Path) -> dict[str, dict[str, Any]]:
+    """What the replay of each dataset says of its run, with the seconds of a search of suffix decoding."""
+    records = [read_object(file)["runs"][0] for file in sorted((run / "cells/traffic_verdict").glob("*/run.json"))]
+    return {record["dataset"]: record for record in records}
 
 
 def sentence(frame: pd.DataFrame) -> str:

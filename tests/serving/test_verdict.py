@@ -23,7 +23,7 @@ from draftlab.data.prompts import Prompt, Rejection
 from draftlab.engine.answers import Answer
 from draftlab.engine.recording import load_pass
 from draftlab.engine.replay import replay
-from draftlab.engine.replay_lengths import cut, draft_everywhere
+from draftlab.engine.replay_lengths import cut, draft_everywhere, while_at_least
 from draftlab.engine.replay_suffixes import continue_everywhere
 from draftlab.errors import UserError
 from draftlab.files.atomic import write_text
@@ -614,13 +614,17 @@ def test_a_load_has_an_answer_of_its_own(tmp_path: Path):
 def test_calibration_meets_requests_that_it_was_made_of(tmp_path: Path):
     probes(step=0.1, more=0.05).to_csv(tmp_path / "traffic_cost.csv", index=False)
     names = {"as_it_comes": "before", "distilled": "distilled", "lookup": "lookup", "lookup_first": "lookup_first"}
+    names |= {"suffix": "suffix", "suffix_confident": "suffix_confident"}
     replayed = pd.concat([table(0.6, 80, option=option, spread=0.2) for option in names])
+    remembers = replayed["option"].str.startswith("suffix")
+    replayed = replayed.assign(steps=replayed["steps"].mask(remembers, 0.0))
+    replayed["threshold"] = replayed["threshold"].mask(replayed["option"] == "suffix_confident", 0.8)
     replayed = replayed.assign(dataset="toy", request_id=lambda t: (t["request_id"] * 37) % 80)
     replayed.to_csv(tmp_path / "traffic_verdict.csv", index=False)
     served = []
     for option, contender in names.items():
         own = replayed[(replayed["option"] == option) & (replayed["draft_len"] == 3) & (replayed["request_id"] < 40)]
-        seconds = 0.01 * own["blocks"] * (1 + 3 * 0.05 + 3 * 0.1)
+        seconds = 0.01 * own["blocks"] * (1 + 3 * 0.05 + (0.2 if option.startswith("suffix") else 3 * 0.1))
         served.append(pd.DataFrame({"request_id": own["request_id"], "contender": contender, "seconds": seconds}))
     for contender in ("none", "none_again"):
         served.append(pd.DataFrame({"request_id": range(40), "contender": contender, "seconds": 0.9}))
@@ -631,15 +635,25 @@ def test_calibration_meets_requests_that_it_was_made_of(tmp_path: Path):
     cell = tmp_path / "cells/traffic_requests/toy.3.0"
     slower = probes(step=0.1, more=0.15).query("batch == 1")
     facts = {"dataset": "toy", "draft_len": 3, "first": 0, "probes": slower.to_dict("records")}
-    write_json(cell / "run.json", {"settings": {"confidence": 0.45}, "runs": [facts]})
+    thresholds = {"confidence": 0.45, "suffix_confidence": 0.8}
+    write_json(cell / "run.json", {"settings": thresholds, "runs": [facts]})
+    replay = {"dataset": "toy", "search_seconds": 0.002}
+    write_json(tmp_path / "cells/traffic_verdict/toy.0/run.json", {"runs": [replay]})
     found = calibration.table(tmp_path)
-    assert len(found) == 4
+    assert found["option"].tolist() == [
+        "as_it_comes",
+        "distilled",
+        "lookup",
+        "suffix",
+        "suffix_confident",
+        "lookup_first",
+    ]
     assert found["inside"].all()
     assert (found["error"].abs() < 0.05).all()
     models = found[found["option"].isin(["as_it_comes", "distilled"])]
     np.testing.assert_allclose((1 + models["error_beside"]) / (1 + models["error"]), 1.45 / 1.75)
     assert calibration.sentence(found).startswith(
-        "4 of 4 predictions are within 5% of the measured speed-up, and 4 intervals"
+        "6 of 6 predictions are within 5% of the measured speed-up, and 6 intervals"
     )
     assert "0 are within 5%, the mean error is -1" in calibration.sentence(found)
     assert calibration.sentence(found).endswith("A plain step took 9.0 to 10.0 ms from one process to the next")
@@ -838,7 +852,8 @@ def test_the_stage_counts_what_replay_counts(tmp_path: Path, temperature: float)
     assert (mine["optimum_2"].dropna() >= mine["overlap"].dropna().iloc[: mine["optimum_2"].count()] - 1e-6).all()
     early = {name for name in NAMES if name.endswith("_confident")}
     curve = {"distilled_on_eighth", "distilled_on_quarter"}
-    assert set(rows["option"]) == (set(NAMES) - early if temperature else set(NAMES)) | curve
+    greedy_alone = early - {"suffix_confident"} if temperature else set()
+    assert set(rows["option"]) == set(NAMES) - greedy_alone | curve
     assert record["runs"][0]["learnt"] == {
         "as_it_comes": 0,
         "distilled_on_eighth": 6,
@@ -864,6 +879,12 @@ def test_the_stage_counts_what_replay_counts(tmp_path: Path, temperature: float)
     for count in ("blocks", "accepted", "drafted", "changes"):
         assert remembering[count].tolist() == getattr(blocks, count).tolist()
     assert remembering["empty"].tolist() == blocks.calls[:, 0].tolist()
+    sure = rows[(rows["option"] == "suffix_confident") & (rows["draft_len"] == 3) & (rows["proposal"] == proposal)]
+    lengths = np.minimum(while_at_least(drafted.confidence.cumprod(1), 0.6), drafted.without_model())
+    blocks = cut(drafted, lengths)
+    for count in ("blocks", "accepted", "drafted"):
+        assert sure.loc[sure["threshold"] == 0.6, count].tolist() == getattr(blocks, count).tolist()
+    assert sure["drafted"].min() > 0, "it drafts where it is sure"
     assert remembering["accepted"].sum() > 0 == remembering["steps"].sum()
     assert 0 < record["runs"][0]["search_seconds"] < 0.1
     if not temperature:
@@ -896,6 +917,9 @@ def test_blocks_that_end_where_the_draft_is_unsure(tmp_path: Path):
     some = own.loc[("distilled_confident", 0.005)][["drafted", "blocks", "accepted"]].sum()
     assert 0 < some["drafted"] < never["drafted"].sum()
     assert some["accepted"] / some["drafted"] > never["accepted"].sum() / never["drafted"].sum()
+    search = {threshold: own.loc[("suffix_confident", threshold)] for threshold in settings["thresholds"]}
+    assert search[1e-6]["drafted"].tolist() == own.loc[("suffix", 0.0), "drafted"].tolist()
+    assert 0 < search[0.999]["drafted"].sum() < search[1e-6]["drafted"].sum()
     alone = own.loc[("lookup_first_confident", 0.999)]
     assert (alone["drafted"].to_numpy() > 0).any()
 
@@ -1013,10 +1037,22 @@ def test_commands_name_what_engines_find(model: str, to_serve: str | None, to_co
     assert f" --draft {served.replace('target', 'draft')} " in own
 
 
-def test_suffix_decoding_is_served_by_vllm():
-    found = decide(table(0.8, option="suffix", spread=0.1).assign(steps=0.0), facts=FACTS | {"search_seconds": 2e-4})
-    assert found.best == "suffix"
-    assert f"suffix decoding, up to {found.monitor.draft_len} tokens per block, makes" in found.sentence
+@pytest.mark.parametrize(
+    ("option", "threshold", "described"),
+    [
+        ("suffix", 0.0, "suffix decoding, up to {} tokens per block, makes"),
+        (
+            "suffix_confident",
+            0.45,
+            "suffix decoding while it is sure, up to {} tokens per block (confidence 0.45), makes",
+        ),
+    ],
+)
+def test_suffix_decoding_is_served_by_vllm(option: str, threshold: float, described: str):
+    rows = table(0.8, option=option, spread=0.1, threshold=threshold).assign(steps=0.0)
+    found = decide(rows, facts=FACTS | {"search_seconds": 2e-4})
+    assert found.best == option
+    assert described.format(found.monitor.draft_len) in found.sentence
     for target, served in (("T", "T"), ("T.gguf", "results/main/models/target")):
         judged = found.model_copy(update={"target": target})
         engine, monitor = commands(judged, Path("out"), "", Path("results"))
@@ -1024,13 +1060,15 @@ def test_suffix_decoding_is_served_by_vllm():
         assert words[:4] == ["vllm", "serve", served, "--speculative-config"]
         length = judged.monitor.draft_len
         expected = {"method": "suffix", "num_speculative_tokens": length, "suffix_decoding_max_tree_depth": LONGEST}
-        assert json.loads(words[4]) == expected | {"suffix_decoding_min_token_prob": LEAST}
+        assert json.loads(words[4]) == expected | {"suffix_decoding_min_token_prob": threshold or LEAST}
         assert "localhost:8000/metrics" in monitor
 
 
-def test_suffix_decoding_pays_for_its_search_where_it_was_measured():
+@pytest.mark.parametrize("option", ["suffix", "suffix_confident"])
+def test_suffix_decoding_pays_for_its_search_where_it_was_measured(option: str):
     """A plain step takes 10 ms, so a search of 1 ms costs a tenth of it a block; a lookup is cheaper, and a profile's engine searches beside."""
-    rows, costs = table(0.6, option="suffix").assign(steps=0.0), from_probes(probes(around=(0.0, 0.01)), 100)
+    rows = table(0.6, option=option).assign(steps=0.0)
+    costs = from_probes(probes(around=(0.0, 0.01)), 100)
     facts = FACTS | {"search_seconds": 1e-3}
     (slow,) = decide(rows, costs, facts).options
     (fast,) = decide(rows, costs, FACTS | {"search_seconds": 0.0}).options

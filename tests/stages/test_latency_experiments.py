@@ -529,9 +529,12 @@ def test_a_speedup_is_over_plain_decoding_with_the_same_weights() -> None:
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_a_block_ends_where_the_draft_is_unsure(models: dict[str, Path], tmp_path: Path, temperature: float) -> None:
     inputs = recorded(models, tmp_path, [Answer(str(i), [1, 5, 9 + i], [0] * 24, False) for i in range(3)])
+    write_jsonl(tmp_path / "stream.jsonl", [Answer("s", [1], [5, 9, 3, 5, 9, 4, 5, 10, 3, 5, 11, 4], False)])
+    inputs = inputs.model_copy(update={"remembered": tmp_path / "stream.jsonl"})
 
     def rows_of(confidence: float) -> pd.DataFrame:
-        how = {"confidence": confidence, "temperature": temperature}
+        how = {"confidence": confidence, "temperature": temperature, "suffixes": True}
+        how |= {"suffix_confidence": confidence}
         settings = served(draft_len=4, requests=3, max_new_tokens=24, **how)
         rows, _ = latency_requests.run(settings, inputs, BENCH)
         return rows.set_index("contender")
@@ -544,6 +547,10 @@ def test_a_block_ends_where_the_draft_is_unsure(models: dict[str, Path], tmp_pat
     assert (unsure["steps"] == unsure["blocks"]).all()  # the draft was asked before every token
     assert always.loc["draft_confident", "drafted"].tolist() == always.loc["draft", "drafted"].tolist()
     assert always.loc["draft_confident", "steps"].tolist() == always.loc["draft", "steps"].tolist()
+    assert {"suffix", "suffix_confident", "suffix_first_confident"} < set(never.index)
+    found = [rows.groupby("contender")[["drafted", "steps"]].sum() for rows in (never, always)]
+    assert found[1].loc["suffix_confident", "drafted"] == found[1].loc["suffix", "drafted"] > 0
+    assert found[0].loc["suffix_confident", "drafted"] < found[0].loc["suffix", "drafted"]
     assert temperature or never["same_text"].all()
 
 

@@ -64,9 +64,13 @@ def commands(judged: Verdict, folder: Path, draft: str, results: Path) -> list[s
     target = _to_serve(judged.target, results / "main/models/target")
     if promise.option == "lookup":  # has no draft model
         return _joined([engines.lookup_command(target, promise.draft_len)], target, folder)
-    if promise.option == "suffix":  # llama.cpp has none, and vLLM reads the folder that a file became
+    if promise.option in (
+        "suffix",
+        "suffix_confident",
+    ):  # llama.cpp has none, and vLLM reads the folder that a file became
         folder_of_target = str(results / "main/models/target") if is_gguf(target) else target
-        return _joined([engines.suffix_command(folder_of_target, promise.draft_len)], folder_of_target, folder)
+        serve = engines.suffix_command(folder_of_target, promise.draft_len, promise.threshold)
+        return _joined([serve], folder_of_target, folder)
     steps: list[list[str]] = []
     option = next(option for option in judged.options if option.name == promise.option)
     looks_up = promise.option.startswith("lookup_first")

@@ -222,10 +222,14 @@ def lookup_command(target: str, draft_len: int) -> list[str]:
     return ["vllm", "serve", target, "--speculative-config", json.dumps(ngram)]
 
 
-def suffix_command(target: str, draft_len: int) -> list[str]:
-    """The command that serves a target with suffix decoding in vLLM, which needs the package ``arctic-inference`` for it."""
+def suffix_command(target: str, draft_len: int, threshold: float = 0.0) -> list[str]:
+    """The command that serves a target with suffix decoding in vLLM, which needs the package ``arctic-inference`` for it.
+
+    A block ends before its tokens together are less probable than the ``threshold``; 0: than ``suffixes.LEAST``.
+    """
+    least = max(threshold, suffixes.LEAST)
     suffix: dict[str, object] = {"method": "suffix", "num_speculative_tokens": draft_len}
-    suffix |= {"suffix_decoding_max_tree_depth": suffixes.LONGEST, "suffix_decoding_min_token_prob": suffixes.LEAST}
+    suffix |= {"suffix_decoding_max_tree_depth": suffixes.LONGEST, "suffix_decoding_min_token_prob": least}
     return ["vllm", "serve", target, "--speculative-config", json.dumps(suffix)]
 
 

@@ -28,7 +28,7 @@ from draftlab.serving.verdict_format import (
 from draftlab.serving.verdict_on_option import judge, learning, payback
 from draftlab.serving.verdict_under_load import SHARES, best_at_load, outcome_at_load, under_load
 
-UNTRAINED = ("lookup", "suffix", "as_it_comes")
+UNTRAINED = ("lookup", "suffix", "suffix_confident", "as_it_comes")
 """The options that need no training."""
 
 
@@ -69,7 +69,7 @@ def decide(
         # The simulated server drafts as many tokens in every block.
         fixed_length = [option for option in ranked if not option.threshold]
         load = {
-            option.name: under_load(rows, option, _costs_of(option.name, costs, facts), rate, trace, progress)
+            option.name: under_load(rows, option, costs_of(option.name, costs, facts), rate, trace, progress)
             for option in fixed_length[:2]
         }
     load_verdict, load_sentence = outcome_at_load(*best_at_load(load)[SHARES.index(1)]) if load else (None, "")
@@ -110,7 +110,7 @@ def decide(
 def _options(rows: pd.DataFrame, costs: BlockCosts, facts: Mapping[str, Any]) -> list[Option]:
     """The verdict on each option; one that is trained is compared with the best that is not, and has its learning curve if it was distilled."""
     names = [name for name in NAMES if (rows["option"] == name).any()]
-    options = [judge(name, rows[rows["option"] == name], _costs_of(name, costs, facts)) for name in names]
+    options = [judge(name, rows[rows["option"] == name], costs_of(name, costs, facts)) for name in names]
     untrained = max([1.0, *(option.speedup.estimate for option in options if option.name in UNTRAINED)])
     first = rows[(rows["split"] == "eval") & (rows["option"] == rows["option"].iloc[0])]
     tokens = float(first["emitted"].mean())
@@ -121,9 +121,9 @@ def _options(rows: pd.DataFrame, costs: BlockCosts, facts: Mapping[str, Any]) ->
     ]
 
 
-def _costs_of(name: str, costs: BlockCosts, facts: Mapping[str, Any]) -> BlockCosts:
+def costs_of(name: str, costs: BlockCosts, facts: Mapping[str, Any]) -> BlockCosts:
     """The costs of an option: suffix decoding searches longer than a lookup. An engine of a profile searches while its device computes."""
-    if name != "suffix" or not costs.is_here:
+    if not name.startswith("suffix") or not costs.is_here:
         return costs
     return replace(costs, lookup=np.full_like(costs.lookup, facts["search_seconds"] / costs.seconds))
 

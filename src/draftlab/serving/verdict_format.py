@@ -10,6 +10,7 @@ Outcome = Literal["yes", "no", "not yet known"]
 NAMES = {
     "lookup": "prompt lookup",
     "suffix": "suffix decoding",
+    "suffix_confident": "suffix decoding while it is sure",
     "as_it_comes": "the undistilled draft",
     "distilled": "the draft distilled on this traffic",
     "kept_learning": "the draft that keeps learning on it",

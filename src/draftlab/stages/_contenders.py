@@ -39,9 +39,10 @@ CALIBRATED = (2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192)
 
 def check_names(drafts: Collection[str], settings: Settings) -> None:
     """Raise ``UserError`` if a draft has the name of another contender."""
-    kinds = [ADAPTIVE] * settings.adaptive + [CONFIDENT] * (settings.confidence > 0)
+    kinds = [ADAPTIVE] * settings.adaptive + [CONFIDENT] * (max(settings.confidence, settings.suffix_confidence) > 0)
     kinds += [*(f"{TREE}{nodes}" for nodes in settings.trees), *[COST_AWARE] * (settings.cost_aware > 0)]
-    reserved = {PLAIN, AGAIN, LOOKUP, FIRST, SUFFIX, SUFFIX_FIRST, *(name + kind for name in drafts for kind in kinds)}
+    searches = (LOOKUP, FIRST, SUFFIX, SUFFIX_FIRST)
+    reserved = {PLAIN, AGAIN, *searches, *(name + kind for name in (*drafts, *searches) for kind in kinds)}
     if clash := sorted(reserved.intersection(drafts)):
         raise UserError(f"a draft is named {clash[0]!r}, like another contender", remedy="give it another name")
 
@@ -89,6 +90,9 @@ def contenders_of(
             found[joined + COST_AWARE] = as_it_pays(name, LookedUp())
     if memory:
         found[SUFFIX] = InSuffixes(LookupBackend(target), length, memory)
+        if settings.suffix_confidence:
+            alone = InSuffixes(LookupBackend(target), length, memory, min_prob=settings.suffix_confidence)
+            found[SUFFIX + CONFIDENT] = alone
         for ending, min_prob in least.items():
             found[SUFFIX_FIRST + ending] = InSuffixes(drafts[last], length, memory, joined=True, min_prob=min_prob)
     return found

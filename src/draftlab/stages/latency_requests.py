@@ -78,6 +78,10 @@ class Settings(Engine):
         False,
         description="also decode with suffix decoding, which remembers the target's greedy answers to the stream",
     )
+    suffix_confidence: ShareBelow1 = Field(
+        0,
+        description="with suffixes, also decode with suffix decoding whose blocks end where their tokens together are less probable than this; 0: never",
+    )
     temperature: float = Field(default=0, ge=0, description="temperature at which target and drafts sample; 0: greedy")
     distilled: Literal["osd_offline", "traffic_verdict"] = Field(
         "osd_offline", description="the experiment that distilled the draft"

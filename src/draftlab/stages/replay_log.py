@@ -26,7 +26,7 @@ class Row(UnroundedCounts):
     split: str = column("train: requests of the stream; eval: held-out requests")
     option: str = column(
         "lookup: prompt lookup alone; suffix: suffix decoding, which remembers the answers of the stream; as_it_comes, distilled, kept_learning: the draft; lookup_first: lookup before the distilled draft; "
-        "_confident: a block ends where the draft is unsure; distilled_on_eighth, distilled_on_quarter: the draft, distilled on so much of the stream"
+        "_confident: a block ends where the draft is unsure, or suffix decoding of the block so far; distilled_on_eighth, distilled_on_quarter: the draft, distilled on so much of the stream"
     )
     proposal: str = column("probabilistic: the draft samples; greedy: it proposes its most probable token")
     draft_len: int = column("tokens that the draft proposes per block", "tokens")

@@ -22,7 +22,7 @@ from draftlab.core.verify.optimum import optimum_iid
 from draftlab.engine.generate import GREEDY
 from draftlab.engine.recording import TargetPass
 from draftlab.engine.replay import Agreement, Walk, agree_along, ahead, places_in, walk
-from draftlab.engine.replay_lengths import BlockCounts, cut, draft_everywhere
+from draftlab.engine.replay_lengths import BlockCounts, cut, draft_everywhere, while_at_least
 from draftlab.engine.replay_suffixes import continue_everywhere
 from draftlab.models import LanguageModel
 from draftlab.models.lookup import Lookup
@@ -64,26 +64,30 @@ def lookup(recorded: TargetPass, settings: ReplayLog) -> pd.DataFrame:
         rows = _rows(walked, recorded, draft_len, guesses.clip(max=draft_len), np.zeros(len(guesses)))
         visited = np.bincount(request, walked.reached * (guesses > 0), minlength=count)
         frames.append(rows.assign(visited=visited, whole=0.0))  # no model has to catch up
-    return _by_proposal(pd.concat(frames), recorded, "lookup")
+    return _by_proposal(pd.concat(frames).assign(option="lookup"), recorded)
 
 
-def _by_proposal(rows: pd.DataFrame, recorded: TargetPass, option: str) -> pd.DataFrame:
+def _by_proposal(rows: pd.DataFrame, recorded: TargetPass) -> pd.DataFrame:
     """The same rows for every way to propose, which makes no difference to a token that was found in a text."""
-    return pd.concat([rows.assign(option=option, proposal=proposal) for proposal in reversed(_proposals(recorded))])
+    return pd.concat([rows.assign(proposal=proposal) for proposal in reversed(_proposals(recorded))])
 
 
 def suffixes(recorded: TargetPass, stream: TargetPass, settings: ReplayLog) -> tuple[pd.DataFrame, float]:
     """Suffix decoding, which remembers the answers of the ``stream``; and the seconds in which it finds the tokens of a block.
 
-    If it finds nothing, nothing is drafted or judged, as with prompt lookup.
+    If it finds nothing, nothing is drafted or judged, as with prompt lookup. In the option ``suffix_confident`` a block ends where its tokens
+    together are less probable than a threshold.
     """
     frames, begin = [], time.process_time()
     for draft_len in settings.draft_lens:
         drafted = continue_everywhere(recorded, stream.answers, draft_len)
-        blocks = cut(drafted, drafted.without_model())
-        frames.append(_of_blocks(blocks, recorded, draft_len).assign(whole=0.0))  # no model has to catch up
-    seconds = (time.process_time() - begin) / (len(frames) * sum(recorded.lengths))
-    return _by_proposal(pd.concat(frames), recorded, "suffix"), seconds
+        for threshold in (0.0, *settings.thresholds):
+            sure = while_at_least(drafted.confidence.cumprod(1), threshold)
+            blocks = cut(drafted, np.minimum(sure, drafted.without_model()))
+            rows = _of_blocks(blocks, recorded, draft_len, threshold).assign(whole=0.0)  # no model has to catch up
+            frames.append(rows.assign(option="suffix_confident" if threshold else "suffix"))
+    seconds = (time.process_time() - begin) / (len(settings.draft_lens) * sum(recorded.lengths))
+    return _by_proposal(pd.concat(frames), recorded), seconds
 
 
 def _count_guesses(text: Ngrams, longest: int) -> int:

@@ -141,8 +141,8 @@ class ReplayLog(Serving):
         [1, 2, 3, 4, 5, 6, 7, 8], min_length=1, description="draft lengths to compare, in tokens"
     )
     thresholds: Distinct[ShareBelow1] = Field(
-        [0.3, 0.45, 0.6],
-        description="at temperature 0 also blocks that end where the draft is less sure of its token than this",
+        [0.3, 0.45, 0.6, 0.8],
+        description="also blocks that end where suffix decoding is less sure of them than this or, at temperature 0, the draft of its token",
     )
     epochs: int = Field(2, gt=0, description="epochs of distillation")
     ceiling: int = Field(
