@@ -2,9 +2,10 @@
 
 import random
 
+import numpy as np
 import pytest
 
-from draftlab.models.suffixes import END, LEAST, LONGEST, Memory, Suffixes
+from draftlab.models.suffixes import END, LEAST, LONGEST, Memory, Suffixes, _follow
 
 
 def places(text: list[int], pattern: list[int]) -> tuple[int, ...]:
@@ -77,6 +78,7 @@ def test_of_equally_frequent_tokens_the_latest_is_proposed():
     assert Suffixes([1], Memory([[1, 5], [1, 3], [1, 4]])).path(1).tokens == [4]
     assert Suffixes([1], Memory([[1, 5], [1, 3], [1, 4], [1, 5]])).path(1).tokens == [5]
     assert Suffixes([1, 7, 1, 6, 1]).path(1).tokens == [6]
+    assert Suffixes([1], Memory([[1, 5], [1, 3], [1, 5], [1, 3], [1, 4]])).path(1).tokens == [3], "4 is not as frequent"
 
 
 def test_a_path_ends_where_it_becomes_improbable():
@@ -97,6 +99,17 @@ def test_the_pattern_with_the_most_expected_tokens_is_used():
     assert Suffixes([5, 2, 7, 5, 2], Memory(often)).path(2).tokens == [7, 5], (
         "two tokens are expected of the text, one of the memory"
     )
+
+
+def test_no_pattern_that_is_left_out_would_be_better():
+    """Patterns that even a certain path would not make the best are not followed."""
+    draw = random.Random(0)
+    for _ in range(100):
+        memory = Memory([[draw.randrange(3) for _ in range(20)] for _ in range(5)])
+        text = Suffixes([draw.randrange(3) for _ in range(12)], memory)
+        own = [_follow(np.array(text.tokens), *match, 4) for match in text._matches()]
+        paths = [*own, *(_follow(memory.tokens, *match, 4) for match in memory.matches(text.tokens))]
+        assert text.path(4) == max(paths, key=lambda path: sum(path.probabilities))
 
 
 def test_a_text_that_shrank_goes_on_like_a_new_one():

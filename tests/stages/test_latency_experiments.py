@@ -532,14 +532,14 @@ def test_a_block_ends_where_the_draft_is_unsure(models: dict[str, Path], tmp_pat
     write_jsonl(tmp_path / "stream.jsonl", [Answer("s", [1], [5, 9, 3, 5, 9, 4, 5, 10, 3, 5, 11, 4], False)])
     inputs = inputs.model_copy(update={"remembered": tmp_path / "stream.jsonl"})
 
-    def rows_of(confidence: float) -> pd.DataFrame:
+    def rows_of(confidence: float, suffix_confidence: float) -> pd.DataFrame:
         how = {"confidence": confidence, "temperature": temperature, "suffixes": True}
-        how |= {"suffix_confidence": confidence}
+        how |= {"suffix_confidence": suffix_confidence}
         settings = served(draft_len=4, requests=3, max_new_tokens=24, **how)
         rows, _ = latency_requests.run(settings, inputs, BENCH)
         return rows.set_index("contender")
 
-    never, always = rows_of(0.999), rows_of(1e-6)
+    never, always = rows_of(0.999, 1e-6), rows_of(1e-6, 0.999)
     assert {"draft", "draft_confident", "lookup", "lookup_first", "lookup_first_confident"} < set(never.index)
     unsure = never.loc["draft_confident"]
     assert (unsure["drafted"] == 0).all()
@@ -548,9 +548,11 @@ def test_a_block_ends_where_the_draft_is_unsure(models: dict[str, Path], tmp_pat
     assert always.loc["draft_confident", "drafted"].tolist() == always.loc["draft", "drafted"].tolist()
     assert always.loc["draft_confident", "steps"].tolist() == always.loc["draft", "steps"].tolist()
     assert {"suffix", "suffix_confident", "suffix_first_confident"} < set(never.index)
-    found = [rows.groupby("contender")[["drafted", "steps"]].sum() for rows in (never, always)]
-    assert found[1].loc["suffix_confident", "drafted"] == found[1].loc["suffix", "drafted"] > 0
-    assert found[0].loc["suffix_confident", "drafted"] < found[0].loc["suffix", "drafted"]
+    found, sure = (rows.groupby("contender")["drafted"].sum() for rows in (never, always))
+    assert found["suffix_confident"] == found["suffix"] > 0
+    assert sure["suffix_confident"] < sure["suffix"]
+    with pytest.raises(ValueError, match="suffix_confidence is for suffix decoding"):
+        served(suffix_confidence=0.5)
     assert temperature or never["same_text"].all()
 
 

@@ -107,7 +107,9 @@ class Settings(Engine):
         return {nodes: ConfidentTree(nodes, self.tree_depth, self.tree_width) for nodes in sizes}
 
     @model_validator(mode="after")
-    def _can_read_its_trees(self) -> Settings:
+    def _can_draft_all_of_it(self) -> Settings:
+        if self.suffix_confidence and not self.suffixes:
+            raise ValueError("suffix_confidence is for suffix decoding: set suffixes: true")
         if self.shapes and self.backend != "llama_cpp":
             raise ValueError("trees are for backend llama_cpp")
         if self.shapes and self.priced_by:
