@@ -49,3 +49,9 @@ def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     shown = capsys.readouterr().err
     assert "steps: 100%" in shown
     assert "3/3" in shown
+    for _ in progress(range(2), "batches"):
+        assert list(progress(range(5), "contenders")) == [0, 1, 2, 3, 4]
+    shown = capsys.readouterr().err
+    assert "contenders:" in shown
+    assert "contenders: 100%" not in shown, "a bar below another one is wiped out at its end"
+    assert "batches: 100%" in shown

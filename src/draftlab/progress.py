@@ -27,7 +27,7 @@ def progress(items: Iterable[T], label: str, *, total: int | None = None, initia
     if sys.stderr.isatty():
         from tqdm import tqdm
 
-        yield from tqdm(items, desc=label, total=total, initial=initial)
+        yield from tqdm(items, desc=label, total=total, initial=initial, leave=None)  # a bar below another one vanishes
         return
     start = printed = time.monotonic()
     for done, item in enumerate(items, initial + 1):

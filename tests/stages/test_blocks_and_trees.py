@@ -107,6 +107,13 @@ def test_quantities_are_the_measures_in_rows(table: pd.DataFrame) -> None:
     assert set(found.loc[found["scheme"] == "ceiling", "quantity"]) == {"tokens per call"}
 
 
+def test_a_log_counts_the_contenders_of_each_batch(inputs: live.Inputs, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two numbers of drafts for each scheme, and their ceilings; the batches are counted too."""
+    run(inputs, schemes=["optimal_block", "traversal"], ceiling=True)
+    said = capsys.readouterr().err.splitlines()
+    assert [line.partition(",")[0] for line in said] == ["toy contenders: 6 of 6"] * 2 + ["batches: 2 of 2"]
+
+
 def test_without_timed_requests_no_quantity_is_a_time(inputs: live.Inputs) -> None:
     found = blocks.quantities(run(inputs, schemes=["k_seq"]))
     assert set(found["quantity"]) == {"acceptance", "tokens per call"}

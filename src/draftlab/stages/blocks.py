@@ -12,6 +12,7 @@ from pydantic import Field, field_validator, model_validator
 from draftlab.core.measure import Measure
 from draftlab.core.settings import NonNegativeInt
 from draftlab.errors import UserError
+from draftlab.progress import progress
 from draftlab.stages._batches import by_batch
 from draftlab.stages._decoding import Inputs
 from draftlab.stages._measures import BLOCK_EFFICIENCY
@@ -125,7 +126,9 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
     def rows_of_batch(_: int, dataset: str, batch: Sequence[Request]) -> pd.DataFrame:
         frames = []
         for group in _grouped(every, lambda contender: (contender.target_temperature, contender.top_k)):
-            for contender, rows in tables(group, batch):
+            bounds = sum(contender.scheme == "optimal_block" for contender in group) if settings.ceiling else 0
+            compared = progress(tables(group, batch), f"{dataset} contenders", total=len(group) + bounds)
+            for contender, rows in compared:
                 if settings.timed and contender.scheme != CEILING:
                     timed = decode_live(contender, batch[: settings.timed])
                     costs = timed[["request_id", *PARTS]]

@@ -14,6 +14,7 @@ from pydantic import Field
 
 from draftlab.core.measure import Measure
 from draftlab.core.settings import Count, Distinct, NonNegativeInt, NotNegative
+from draftlab.progress import progress
 from draftlab.stages._batches import by_batch
 from draftlab.stages._decoding import DecodedRow, Decoding, Inputs
 from draftlab.stages._measures import BLOCK_EFFICIENCY
@@ -196,7 +197,7 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
     def rows_of_batch(number: int, dataset: str, batch: Sequence[Request]) -> pd.DataFrame:
         frames = []
         shift = number % len(every)
-        for contender in every[shift:] + every[:shift]:
+        for contender in progress(every[shift:] + every[:shift], f"{dataset} contenders"):
             decoded = decode(contender, batch, settings, work, eos_ids, generators[contender])
             rows = pd.DataFrame(rows_of(decoded, batch, work.tokenizer if settings.quality else None))
             frames.append(rows.assign(dataset=dataset, batch=number, **vars(contender)))

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from draftlab.core.settings import Count, Distinct, NonNegativeInt
 from draftlab.files.registries import names
+from draftlab.progress import progress
 from draftlab.stages._batches import by_batch
 from draftlab.stages._decoding import DecodedRow, Decoding, Inputs
 from draftlab.stages._measures import BLOCK_EFFICIENCY
@@ -90,7 +91,8 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
             width=settings.width,
         )
         frames = []
-        for nodes, name in itertools.product(settings.nodes, settings.shapes):
+        every = list(itertools.product(settings.nodes, settings.shapes))
+        for nodes, name in progress(every, f"{dataset} trees"):
             shape = SHAPES[name]
             blocks = shape.blocks(along, nodes)
             counts = {"blocks": blocks.stopped.sum(1), "emitted": blocks.emitted.sum(1)}
