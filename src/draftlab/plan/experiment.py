@@ -148,9 +148,13 @@ class Experiment(Settings):
         axes = {key: size.axes.get(key, values) for key, values in self.axes.items()}
         if datasets is not None and "dataset" in axes:
             axes["dataset"] = list(datasets)
+        fixed = self.fixed | size.fixed
+        if twice := [name for name in [*axes, *_mapping(fixed.get("inner"))] if name in fixed]:
+            what = f"{twice[0]}: both an axis and fixed, which it would override"
+            raise where.error(what, twice[:1], remedy="remove one of the two")
         cells: dict[str, list[Variant]] = {}
         for labels, fields in combinations(axes):
-            settings = self.fixed | size.fixed | fields
+            settings = fixed | fields
             cell = ".".join(map(str, labels.values())) or "all"
             if cell in cells or not CELL.fullmatch(cell):
                 what = f"two cells named {cell!r}" if cell in cells else f"{cell!r} cannot name a cell"
