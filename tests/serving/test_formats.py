@@ -742,10 +742,11 @@ def test_a_verdict_without_a_recommended_draft_promises_nothing(tmp_path: Path) 
         monitor.read_promise(tmp_path / "v.json")
 
 
-def test_a_promise_is_read_at_the_top_or_inside(tmp_path: Path) -> None:
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+def test_a_promise_is_read_at_the_top_or_inside(encoding: str, tmp_path: Path) -> None:
     inside = {"draft_len": 4, "acceptance_length": {"low": 2.8, "high": 3.2}}
     for value in (inside, {"monitor": inside}):
-        (tmp_path / "v.json").write_text(json.dumps(value))
+        (tmp_path / "v.json").write_text(json.dumps(value), encoding=encoding)
         assert monitor.read_promise(tmp_path / "v.json") == PROMISE
 
 

@@ -22,9 +22,9 @@ def write_json(path: Path | str, value: Any) -> None:
 
 
 def read_text(path: Path | str) -> str:
-    """Read a text file; a missing file, a folder, or bytes that are not UTF-8 raise ``UserError``."""
+    """Read a text file, without a byte order mark; a missing file, a folder, or bytes that are not UTF-8 raise ``UserError``."""
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return Path(path).read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise UserError("no such file", file=path, remedy=ABSENT) from None
     except IsADirectoryError:

@@ -160,7 +160,7 @@ def read(path: Path) -> Iterator[SpeculationCounts | None]:
 
 def _values(path: Path) -> Iterator[Any]:
     """The JSON values in a file: one, or several one after the other, as ``vllm bench serve --append-result`` writes them."""
-    text, at, decoder = read_text(path).removeprefix("\ufeff").strip(), 0, json.JSONDecoder()
+    text, at, decoder = read_text(path).strip(), 0, json.JSONDecoder()
     while at < len(text):
         try:
             value, at = decoder.raw_decode(text, at)
