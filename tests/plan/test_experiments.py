@@ -17,6 +17,7 @@ from draftlab.errors import UserError
 from draftlab.files import digests, registries
 from draftlab.files.tables import tables_in
 from draftlab.files.yaml_files import read_yaml
+from draftlab.plan import outlook
 from draftlab.plan.experiment import PROFILES
 from draftlab.plan.scale import Size
 from draftlab.stages import STAGES, acceptance
@@ -31,7 +32,7 @@ WORKFLOW = Path(__file__).resolve().parents[2] / "workflow"
 def here(tmp_path, monkeypatch):
     """A working folder with a file of prompts, a folder of raw files or a model, and an empty folder."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.jsonl").write_text('{"prompt": "?"}\n')
+    (tmp_path / "mine.jsonl").write_text('{"prompt": "?"}\n{"prompt": "!"}\n')
     for name in ("x", "empty"):
         (tmp_path / name).mkdir()
     (tmp_path / "x" / "config.json").write_text("{}")
@@ -87,6 +88,21 @@ def test_cells_are_the_product_of_the_axes(tmp_path):
     cells = plan.load_experiment(write(tmp_path)).cells("smoke", "x")
     assert list(cells) == ["spider.ft", "gsm8k.ft"]
     assert cells["gsm8k.ft"][0].settings.loss == "hard_label"
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"fixed": {"epochs": 1, "batch": 8, "learning_rate": 0.1, "dataset": "spider"}}, "dataset: spider"),
+        ({"scales": {"smoke": {"fixed": {"dataset": "spider"}}}}, "dataset: spider"),
+        ({"fixed": {"epochs": 1, "batch": 8, "learning_rate": 0.1, "inner": {"batch": [4, 16]}}}, "batch: 8"),
+    ],
+)
+def test_an_axis_that_would_override_a_fixed_value_is_refused(tmp_path, changes, line):
+    path = write(tmp_path, **changes)
+    with pytest.raises(UserError, match=r"(dataset|batch): both an axis and fixed") as refused:
+        plan.load_experiment(path)
+    assert path.read_text("utf-8").splitlines()[refused.value.line - 1].strip() == line
 
 
 def test_inner_axes_are_variants_of_one_job(tmp_path):
@@ -171,6 +187,16 @@ def test_a_file_without_rows_is_refused_before_any_job(tmp_path, text, template)
     (tmp_path / "none.jsonl").write_text(text)
     with pytest.raises(UserError, match=r"none\.jsonl: it has no rows"):
         plan.check_data(plan.load_run({"dataset": "none.jsonl"} | template, WORKFLOW))
+
+
+@pytest.mark.parametrize("text", ['{"prompt": "Why?"}\n' * 3, '{"prompt": 3}\n{"prompt": 4}\n', "not JSON\n"])
+def test_a_file_without_two_different_prompts_is_refused_before_any_job_and_by_a_plan(tmp_path, text):
+    (tmp_path / "few.jsonl").write_text(text)
+    refused = pytest.raises(UserError, match=r"few\.jsonl: it has fewer than two different prompts .*data check FILE")
+    with refused:
+        plan.check_data(plan.load_run({"dataset": "few.jsonl"}, WORKFLOW))
+    with refused:
+        outlook.show(config=("dataset=few.jsonl",))
 
 
 def test_prompts_in_a_chat_template_need_the_template_rendered(tmp_path):

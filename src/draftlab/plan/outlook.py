@@ -13,7 +13,7 @@ from draftlab.latency.sizes import known_models
 from draftlab.plan.grids import validated
 from draftlab.plan.hours import GPUS, Card, seconds
 from draftlab.plan.needs import Job, has_gpu, jobs, memory_mb
-from draftlab.plan.preflight import needed
+from draftlab.plan.preflight import check_raw, needed
 from draftlab.plan.run import Run, run_of
 from draftlab.plan.scale import Gpu
 from draftlab.stages import STAGES
@@ -102,4 +102,6 @@ def show(
             raise UserError(f"{what} is {number}", remedy="give 1 or more")
     chosen = GPUS[gpu] if card is None else validated(Card, read_yaml(card), Place(card))
     name = gpu if card is None else card.stem
-    print(*lines(run_of(config), name, chosen, prompt=prompt, gpus=gpus), sep="\n")
+    run = run_of(config)
+    check_raw(run, needed(run)[1])
+    print(*lines(run, name, chosen, prompt=prompt, gpus=gpus), sep="\n")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterable
 from pathlib import Path
 
 from draftlab.core.settings import Dataset
 from draftlab.data import cleaners, generators, registry, sources
+from draftlab.data.prompts import Prompt
+from draftlab.data.splits import Options
 from draftlab.errors import UserError
 from draftlab.files.checkout import WORKFLOW
 from draftlab.files.packages import PACKAGES
@@ -22,6 +25,11 @@ def check_data(run: Run) -> None:
     pairs, datasets = needed(run)
     _check_models(run, pairs)
     _check_source(run, pairs, datasets)
+    check_raw(run, datasets)
+
+
+def check_raw(run: Run, datasets: Iterable[Dataset]) -> None:
+    """Read the user's raw files of these datasets; a wrong one is a ``UserError``."""
     if run.raw_folder:
         _check_raw_files(run, run.raw_folder, datasets)
         if "prompts" in datasets:
@@ -94,10 +102,17 @@ def _check_raw_files(run: Run, raw: str, datasets: Iterable[Dataset]) -> None:
 
 
 def _check_prompts(run: Run, raw: str) -> None:
-    """Check that the user's file has prompts, and that the template does not stand in them already."""
+    """Check that the user's file has two different prompts, and that the template does not stand in them already."""
     own = sources.RawFiles(registry.find("prompts"), Path(raw))
     if next(own.rows("train"), None) is None:
         raise UserError("it has no rows", file=raw, remedy="name a file of prompts")
+    rows = itertools.chain.from_iterable(map(own.rows, sources.SPLITS))
+    cleaned = cleaners.clean("prompts", "train", rows, cleaner=cleaners.prompts, max_chars=Options.max_chars)
+    texts = (record.whole for record in cleaned if isinstance(record, Prompt))
+    first = next(texts, None)
+    if all(text == first for text in texts):
+        remedy = "see why: draftlab data check FILE"
+        raise UserError("it has fewer than two different prompts", file=raw, remedy=remedy)
     template = run.settings.pairs[MAIN].answers.template
     if template != "rendered" and cleaners.are_rendered(own.rows("train"), template):
         remedy = "encode them as they are: template=rendered (draftlab verdict: --template rendered)"
