@@ -18,6 +18,9 @@ from draftlab.errors import UserError, printable
 from draftlab.stages import STAGES
 from draftlab.stages._stage import NoInputs, Stage, Variant
 
+HERE = os.path.dirname(__file__)
+"""The folder of the package, where a user's verifiers, rules and losses stand too."""
+
 TableFolder = Annotated[Path, tyro.conf.arg(help="folder for the table, rows.csv, and its record, run.json")]
 
 
@@ -187,14 +190,16 @@ def exit_on_error(call: Callable[[], object]) -> None:
 
 
 def _unexpected(error: Exception) -> str:
-    """Write the traceback of a bug in this program to a file, without access tokens, and return one line about it."""
+    """Write the traceback of a bug to a file, without access tokens, and return one line about it, which names the line of the package that raised."""
     import tempfile
     import traceback
 
     from draftlab.files.hub import without_token
 
     text = without_token("".join(traceback.format_exception(error)))
-    what = printable(f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}")
+    lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.startswith(HERE)]
+    where = f"{lines[-1].filename}:{lines[-1].lineno}: " if lines else ""
+    what = printable(f"{where}{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}")
     try:
         # All nodes of a cluster see results/.
         folder = "results" if os.path.isdir("results") else None
@@ -204,7 +209,8 @@ def _unexpected(error: Exception) -> str:
     except OSError:
         print(text, file=sys.stderr)
         name = "the lines above"
-    return f"draftlab: unexpected error: {without_token(what)} (a bug in draftlab: please report it with {name})"
+    remedy = f"a bug in draftlab, unless you wrote that line: please report it with {name}"
+    return f"draftlab: unexpected error: {without_token(what)} ({remedy})"
 
 
 if __name__ == "__main__":

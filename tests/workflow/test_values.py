@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -85,14 +86,25 @@ def test_an_error_that_nobody_foresaw_is_one_line_and_a_file(tmp_path: Path, mon
     with pytest.raises(SystemExit) as stop:
         cli.exit_on_error(fail)
     (log,) = tmp_path.iterdir()
-    assert str(stop.value.code) == (
-        f"draftlab: unexpected error: LookupError: first line … (a bug in draftlab: please report it with {log})"
+    message = f"LookupError: first line … (a bug in draftlab, unless you wrote that line: please report it with {log})"
+    assert re.sub(r"cli\.py:\d+", "cli.py:N", str(stop.value.code)) == (
+        f"draftlab: unexpected error: {cli.__file__}:N: {message}"
     )
     text = log.read_text()
     assert "Traceback" in text
     assert "second line" in text
     assert "secret" not in text
     assert sys.argv[0] in text
+
+
+def test_an_error_inside_a_users_function_names_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    own = str(Path(cli.__file__).with_name("core") / "verify" / "last.py")
+    added: dict[str, Any] = {}
+    exec(compile("\n\ndef decide(tokens):\n    return tokens['a']\n", own, "exec"), added)
+    with pytest.raises(SystemExit, match=re.escape(f"draftlab: unexpected error: {own}:4: KeyError: 'a' (")):
+        cli.exit_on_error(lambda: added["decide"]({}))
 
 
 @pytest.mark.parametrize("name", ["a #1.jsonl", "a: b.jsonl"])
