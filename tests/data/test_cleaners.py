@@ -175,6 +175,7 @@ def test_the_length_of_a_prompt_is_that_of_its_conversation() -> None:
         (lambda row: fields.Cleaned(row["text"], row["nothing"]), "KeyError: 'nothing'"),
         (lambda row: {"text": row["text"]}, "TypeError: it returned dict, not Cleaned"),
         (lambda row: None, "TypeError: it returned NoneType, not Cleaned"),
+        (lambda row: fields.Cleaned(row["text"], 0), "TypeError: its reference is int, not text"),
     ],
 )
 def test_a_cleaner_that_fails_is_named_with_its_line_and_the_row(cleaner: Any, fault: str) -> None:

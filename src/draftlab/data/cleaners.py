@@ -46,6 +46,8 @@ def clean(
             cleaned = clean_row(mapping_of(raw.row, "the row"))
             if not isinstance(cleaned, Cleaned):
                 raise TypeError(f"it returned {type(cleaned).__name__}, not Cleaned")
+            if not isinstance(cleaned.reference, str | None):
+                raise TypeError(f"its reference is {type(cleaned.reference).__name__}, not text")
             prompt = Prompt(f"{dataset}/{split}/{index:05d}", dataset, split, **vars(cleaned))
             if 0 < max_chars < len(prompt.whole):
                 raise BadRow(f"the prompt is longer than {max_chars} characters")
