@@ -172,6 +172,8 @@ def exit_on_error(call: Callable[[], object]) -> None:
             sys.exit(f"draftlab: error: {printable(str(error))}")
         if isinstance(error, IsADirectoryError):
             sys.exit(f"draftlab: error: {printable(str(error.filename))}: a folder, not a file (name a file in it)")
+        if isinstance(error, FileExistsError):
+            sys.exit(f"draftlab: error: {printable(str(error.filename))}: a file, not a folder (name a folder)")
         if isinstance(error, NotADirectoryError):
             sys.exit(f"draftlab: error: {printable(str(error.filename))}: its folder is a file (name a folder)")
         if isinstance(error, FileNotFoundError) and error.filename:

@@ -198,6 +198,7 @@ def test_an_error_that_is_not_the_systems_has_no_remedy_of_the_disk(
     said = []
     errors = [
         OSError(2, "No such file", "run/a.csv"),
+        OSError(17, "File exists", "file"),
         OSError(20, "Not a directory", "file/x"),
         OSError(21, "Is a directory", "folder"),
     ]
@@ -215,6 +216,7 @@ def test_an_error_that_is_not_the_systems_has_no_remedy_of_the_disk(
         r"draftlab: error: the hub\nis far",
         "draftlab: error: No space left on device: out (free space or fix permissions, run again)",
         "draftlab: error: run/a.csv: no such file or folder (check the path)",
+        "draftlab: error: file: a file, not a folder (name a folder)",
         "draftlab: error: file/x: its folder is a file (name a folder)",
         "draftlab: error: folder: a folder, not a file (name a file in it)",
     ]
