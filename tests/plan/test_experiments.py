@@ -780,6 +780,7 @@ def test_a_new_verifier_reruns_only_the_stages_that_choose_one_by_name():
     ("text", "message"),
     [
         ("", "^FILE: give a mapping, not None"),
+        ("a,b\n" * 999, r"^FILE: give a mapping, not 'a,b [ab, ]{195} .change it there.$"),
         ("compute: {device: cuda, processes: 2}", "^FILE: compute.processes is 2, but"),
         ("pairs: {data: {}}", "^FILE:1: pairs.data: a run has another folder of this name .change it there"),
         ("pairs:\n  my pair: {}", "^FILE:2: pairs.my pair: String should match pattern"),

@@ -75,9 +75,9 @@ def settings_error(
         what = f"{within}{first['input']} is not a text"
         remedy = "on a command line let a name begin with a letter, and a path with ./; in a file use quotes"
     elif first["type"] in ("dict_type", "model_type"):
-        what = f"{within}give a mapping, not {first['input']!r}"
+        what = f"{within}give a mapping, not {first['input']!r:.200}"
     elif first["type"] != "too_short" and not isinstance(first["input"], dict) and len(loc) == len(first["loc"]):
-        what += f", not {first['input']!r}"
+        what += f", not {first['input']!r:.200}"
     return where.error(what, loc, remedy=remedy) if where else UserError(what, remedy=remedy)
 
 
