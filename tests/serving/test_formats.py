@@ -267,6 +267,8 @@ def test_the_flags_of_the_verb_reach_the_settings(tmp_path: Path) -> None:
         assert json.loads((out / "vllm.json").read_text())["draft_sample_method"] == method
     with pytest.raises(UserError, match="two acceptances"):
         emit.emit(("vllm",), **given, alpha=0.5, acceptance=tmp_path / "r.jsonl", out=out)
+    with pytest.raises(UserError, match="an empty name of a model"):
+        emit.emit(("vllm",), **given | {"target": ""}, out=out)
     emit.emit(("llama-cpp",), **given, confidence=0.4, lookup=True, out=out)
     words = shlex.split((out / "llama_server.sh").read_text())
     flags = dict(itertools.pairwise(words))

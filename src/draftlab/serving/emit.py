@@ -162,6 +162,8 @@ def emit(
     """
     if (load is None) == (draft_len is None):
         raise UserError("no draft length, or two", remedy="give either --load or --draft-len")
+    if not (target.strip() and draft.strip()):
+        raise UserError("an empty name of a model", remedy="give --target and --draft, each with a name")
     if alpha is not None and acceptance is not None:
         raise UserError("two acceptances", remedy="give either --alpha or --acceptance")
     measured = records.acceptance(acceptance) if acceptance else None
