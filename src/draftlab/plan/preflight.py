@@ -9,6 +9,7 @@ from pathlib import Path
 
 from draftlab.core.settings import Dataset
 from draftlab.data import cleaners, generators, registry, sources
+from draftlab.data.cleaners import CLEANERS
 from draftlab.data.prompts import Prompt
 from draftlab.data.splits import Options
 from draftlab.errors import UserError
@@ -107,7 +108,7 @@ def _check_prompts(run: Run, raw: str) -> None:
     if next(own.rows("train"), None) is None:
         raise UserError("it has no rows", file=raw, remedy="name a file of prompts")
     rows = itertools.chain.from_iterable(map(own.rows, sources.SPLITS))
-    cleaned = cleaners.clean("prompts", "train", rows, cleaner=cleaners.prompts, max_chars=Options.max_chars)
+    cleaned = cleaners.clean("prompts", "train", rows, cleaner=CLEANERS["prompts"], max_chars=Options.max_chars)
     texts = (record.whole for record in cleaned if isinstance(record, Prompt))
     first = next(texts, None)
     if all(text == first for text in texts):
