@@ -197,9 +197,8 @@ def test_each_request_has_the_prices_of_its_measurement() -> None:
     sizes = {name: theory.ModelSize(gb, 0.0) for name, gb in (("target", 8.0), ("larger", 2.0))}
     prices = {"target": [10.0, 20.0], "larger": [1.0, 2.0], "draft": [0.0, 0.0], "update 4": [8.0, 16.0]}
     prices = {name: np.array(seconds) for name, seconds in prices.items()}
-    found = train_break_even.priced(
-        rows, sizes, prices, "larger", draft_len=3, context=5, update="update 4", share=0.25
-    )
+    settings = even(draft_len=3, context=5)
+    found = train_break_even.priced(rows, sizes, prices, settings, "larger", update="update 4", share=0.25)
     assert found["serve_seconds"].tolist() == [2 * (3 * 1 + 10), 3 * 2 + 20, 3 * (3 * 1 + 10)]
     assert found["update_seconds"].tolist() == [2.0, 4.0, 2.0]
     np.testing.assert_allclose(found["serve_gb"] / rows["blocks"], 8 + 3 * 2)
@@ -227,7 +226,7 @@ def test_a_timed_step_is_one_of_many_and_the_first_measurement_is_left_out(
     monkeypatch.setattr(train_break_even, "clock_of", lambda device: lambda: now[0])
     target, draft = (load_model(results / "models" / name) for name in ("target", "draft"))
     stream = traffic.whole(load_pass(results / "answers/toy.train"), "toy")
-    prices = train_break_even.measure(target, draft, draft, stream, even(), intervals=[2], context=16, measurements=2)
+    prices = train_break_even.measure(target, draft, draft, stream, even(intervals=[2], measurements=2))
     assert [prices[name].tolist() for name in ("draft", "larger", "target")] == [[1.0, 1.0]] * 3
 
 

@@ -20,12 +20,11 @@ from draftlab.stages import STAGES
 from draftlab.stages._decoding import Decoding
 from draftlab.stages._schemes import is_counted
 from draftlab.stages.blocks import Settings as Blocks
-from draftlab.stages.break_even import Settings as BreakEven
 from draftlab.stages.live import Contest
 from draftlab.stages.medusa import Settings as Medusa
 from draftlab.stages.online import Settings as Online
 from draftlab.stages.online_multidraft import Settings as Specialists
-from draftlab.train.settings import Offline, Serving, TimedUpdates, Training, Updates
+from draftlab.train.settings import BreakEven, Offline, Serving, TimedUpdates, Training, Updates
 
 RECORDED = ("teacher", "none")
 """Sources of samples for which the target does not run again."""

@@ -7,42 +7,17 @@ import functools
 import math
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import Field, model_validator
-
 from draftlab.core.measure import Measure
-from draftlab.core.settings import Count, Distinct
 from draftlab.errors import UserError
 from draftlab.stages._counts import UnroundedCounts
 from draftlab.stages._inputs import Distillation
 from draftlab.stages._measures import ALPHA, BLOCK_EFFICIENCY
 from draftlab.stages._stage import Bench, Facts, column, stage_of, timing
-from draftlab.train.settings import Serving, TimedUpdates
+from draftlab.train.settings import BreakEven as Settings
+from draftlab.train.settings import Serving
 
 if TYPE_CHECKING:
     import pandas as pd
-
-
-class Settings(TimedUpdates):
-    """The cost of updates against what they save, and against a larger static draft with the same compute.
-
-    The draft ``larger`` is distilled beforehand on the requests that follow the stream, with as many
-    FLOPs as the online draft's training takes.
-    """
-
-    intervals: Distinct[Count] = Field(min_length=1, description="numbers of requests between two updates to compare")
-    larger: str = Field("draft_large", description="the larger static draft: folder below models/")
-    measurements: int = Field(gt=0, description="times that each step and update is timed, interleaved")
-    context: int = Field(gt=0, default=128, description="tokens in the caches")
-
-    @model_validator(mode="after")
-    def _updates_in_every_run(self) -> Settings:
-        if (longest := max(self.intervals)) > self.requests:
-            raise ValueError(f"an interval of {longest} in a stream of {self.requests} requests: no update is made")
-        return self
-
-    @property
-    def drafts_opened(self) -> list[str]:
-        return [self.draft, self.larger]
 
 
 class Row(UnroundedCounts):
@@ -103,21 +78,10 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     size = settings.inflated_layers, settings.inflated_ffn
     target = load_inflated(target, inputs.models / "target", *size, settings.device)
     draft, larger = (folders.draft(settings, name) for name in (settings.draft, settings.larger))
-    prices = measure(
-        target,
-        draft,
-        larger,
-        stream,
-        settings,
-        intervals=settings.intervals,
-        context=settings.context,
-        measurements=settings.measurements,
-    )
+    prices = measure(target, draft, larger, stream, settings)
     names = {"target": "target", "draft": settings.draft, "larger": settings.larger}
     sizes = {role: model_size(inputs.models / name) for role, name in names.items()}
-    price = functools.partial(
-        priced, sizes=sizes, prices=prices, draft_len=settings.draft_len, context=settings.context
-    )
+    price = functools.partial(priced, sizes=sizes, prices=prices, settings=settings)
     static = price(serve_unchanged(draft, stream, settings.draft_len), name="draft")
     runs, effort = {("static", 0): static}, Effort()
     learning = settings.model_dump(include=set(Serving.model_fields))

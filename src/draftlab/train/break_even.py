@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
@@ -15,7 +15,7 @@ from draftlab.models import LanguageModel
 from draftlab.models.clock import clock_of
 from draftlab.train import training
 from draftlab.train.online import learn, replay_server, whole_answers
-from draftlab.train.settings import Updates
+from draftlab.train.settings import BreakEven
 from draftlab.train.traffic import Traffic
 
 STEPS = 8
@@ -39,10 +39,9 @@ def priced(
     rows: pd.DataFrame,
     sizes: Mapping[str, theory.ModelSize],
     prices: Prices,
+    settings: BreakEven,
     name: str,
     *,
-    draft_len: int,
-    context: int,
     update: str = "",
     share: float = 0.0,
 ) -> pd.DataFrame:
@@ -51,13 +50,13 @@ def priced(
     Request r has the prices of measurement r modulo their number, so that an interval over requests includes their noise.
     """
     at = rows["stream_index"].to_numpy() % len(prices["target"])
-    block = draft_len * prices[name][at] + prices["target"][at]
+    block = settings.draft_len * prices[name][at] + prices["target"][at]
     terms = theory.traffic_terms(
         sizes["target"],
         sizes[name],
         tokens=1,
-        context=context,
-        draft_len=draft_len,
+        context=settings.context,
+        draft_len=settings.draft_len,
         block_length=1.0,
         updates_per_request=share,
         train_gb=sizes[name].weights,
@@ -72,15 +71,7 @@ def priced(
 
 
 def measure(
-    target: LanguageModel,
-    draft: LanguageModel,
-    larger: LanguageModel,
-    stream: Traffic,
-    settings: Updates,
-    *,
-    intervals: Sequence[int],
-    context: int,
-    measurements: int,
+    target: LanguageModel, draft: LanguageModel, larger: LanguageModel, stream: Traffic, settings: BreakEven
 ) -> Prices:
     """Time every step and update in turn; the first measurement of each is left out, and copies of the drafts are updated.
 
@@ -88,17 +79,17 @@ def measure(
     """
     clock, rng = clock_of(settings.device), np.random.default_rng(settings.seed)
     prices: dict[str, list[float]] = {}
-    prompt = [3] * context
+    prompt = [3] * settings.context
     widths = {"draft": 1, "larger": 1, "target": settings.draft_len + 1}
     with torch.inference_mode():
         caches = {
             name: model.decoder().prefill([prompt], widths[name] * STEPS)[0]
             for name, model in (("draft", draft), ("larger", larger), ("target", target))
         }
-    updates = {f"update {i}": (draft, i) for i in intervals} | {LARGER: (larger, settings.batch)}
+    updates = {f"update {i}": (draft, i) for i in settings.intervals} | {LARGER: (larger, settings.batch)}
     learners = {name: copy.deepcopy(model) for name, (model, _) in updates.items()}
     optimizers = {name: training.adamw(model, settings.learning_rate) for name, model in learners.items()}
-    for number in range(-1, measurements):
+    for number in range(-1, settings.measurements):
         seconds: dict[str, float] = {}
         for name, cache in caches.items():
             tokens = torch.full((1, widths[name]), 3, device=target.device)
@@ -106,7 +97,7 @@ def measure(
             with torch.inference_mode():
                 for _ in range(STEPS):
                     cache.extend(tokens)
-                    cache.crop([context - 1])
+                    cache.crop([settings.context - 1])
             seconds[name] = (clock() - begin) / STEPS
         for name, (_, size) in updates.items():
             lessons = whole_answers(stream, number * size, size)

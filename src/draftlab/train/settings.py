@@ -159,3 +159,26 @@ class TimedUpdates(Updates):
     temperature: float = Field(
         0.0, ge=0, le=0, description="temperature of the answers that are learnt: only 0, greedy"
     )
+
+
+class BreakEven(TimedUpdates):
+    """The cost of updates against what they save, and against a larger static draft with the same compute.
+
+    The draft ``larger`` is distilled beforehand on the requests that follow the stream, with as many
+    FLOPs as the online draft's training takes.
+    """
+
+    intervals: Distinct[Count] = Field(min_length=1, description="numbers of requests between two updates to compare")
+    larger: str = Field("draft_large", description="the larger static draft: folder below models/")
+    measurements: int = Field(gt=0, description="times that each step and update is timed, interleaved")
+    context: int = Field(gt=0, default=128, description="tokens in the caches")
+
+    @model_validator(mode="after")
+    def _updates_in_every_run(self) -> BreakEven:
+        if (longest := max(self.intervals)) > self.requests:
+            raise ValueError(f"an interval of {longest} in a stream of {self.requests} requests: no update is made")
+        return self
+
+    @property
+    def drafts_opened(self) -> list[str]:
+        return [self.draft, self.larger]
