@@ -24,7 +24,8 @@ from jaxtyping import Float32, Int
 from draftlab.errors import UserError
 from draftlab.files.amx import leave_to_llama_cpp
 from draftlab.models.backend import ENCODER_PROMPT, EngineOptions, Logits, argmax, confident_argmax
-from draftlab.models.gguf import INFLATED_KEY, VOCABULARY_KEY
+from draftlab.models.gguf import INFLATED_KEY
+from draftlab.models.gguf_vocabulary import VOCABULARY_KEY
 from draftlab.models.trimmed import HEAD_TOKENS, TABLE_DIGEST, read_head
 
 BATCH = 512
