@@ -11,7 +11,7 @@ from draftlab import plan
 from draftlab.engine.answers import Answer
 from draftlab.files.json_files import write_jsonl
 from draftlab.latency.sizes import architecture_of
-from draftlab.plan.hours import GPUS, answering
+from draftlab.plan.hours import GPUS, OnCard
 from draftlab.plan.times import FILE
 
 
@@ -26,7 +26,9 @@ def test_each_finished_job_has_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyP
         "main/answers/spider.eval\t41.2\nosd_offline/gsm8k\t7200\nclean/spider\t1\n"
     )
     offline, answer = sorted(compared(run, GPUS["h100"]), key=lambda row: row[0] != "offline")
-    expected = answering(GPUS["h100"], architecture_of("vicuna-7b"), "float16", run.settings.data.eval, 32, 100, 128)
+    expected = OnCard(GPUS["h100"], architecture_of("vicuna-7b"), "float16").answering(
+        run.settings.data.eval, 32, 100, 128
+    )
     assert answer == ["answer", "spider.eval", f"{expected:.0f}", "41", f"{41.2 / expected:.2f}"]
     assert offline[1:2] == ["osd_offline/gsm8k"]
     assert offline[3] == "7,200"

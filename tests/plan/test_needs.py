@@ -20,7 +20,7 @@ from draftlab.latency.sizes import Sizes, known_models
 from draftlab.models.hf import new_t5
 from draftlab.models.llama import Llama, LlamaConfig
 from draftlab.plan import hours, needs, outlook
-from draftlab.plan.hours import GPUS, STREAMED, answering, drafting, reading, updating
+from draftlab.plan.hours import GPUS, STREAMED, OnCard, drafting
 from draftlab.plan.memory import decoding, recorded, training
 from draftlab.plan.scale import Gpu
 from draftlab.stages import STAGES, blocks
@@ -231,13 +231,13 @@ def test_the_published_speeds_are_computed_within_20_percent() -> None:
         how = ast.literal_eval(cells[2].split(", ", 1)[1])
         rows, length = how[:2]
         if cells[1] == "decoding":
-            found = rows * how[2] / answering(card, target, "float16", rows, rows, length, how[2])
+            found = rows * how[2] / OnCard(card, target, "float16").answering(rows, rows, length, how[2])
         else:
             _, _, answer, batch = how
-            found = updating(card, draft, rows, length, batch // rows)
+            found = OnCard(card, draft, "float32").updating(rows, length, batch // rows)
             if cells[1] == "beside a target":
-                found += answering(card, draft, "float32", batch, rows, length - answer, answer)
-                found += batch / rows * reading(card, target, rows, length)
+                found += OnCard(card, draft, "float32").answering(batch, rows, length - answer, answer)
+                found += batch / rows * OnCard(card, target, "float16").reading(rows, length)
         assert found == pytest.approx(float(cells[-2].split()[0].replace(",", "")), rel=0.2), line
         compared += 1
     assert compared == 9
@@ -265,10 +265,10 @@ def test_hours_follow_the_card_and_more_cards_share_them(tmp_path: Path, capsys:
 def test_live_decoding_takes_longer_the_more_is_drafted_and_launches_what_a_block_launches() -> None:
     card, (target, draft) = GPUS["h100"], (known_models()[f"facebook/opt-{size}"].sizes for size in ("13b", "125m"))
     one, two, longer = (
-        drafting(card, target, draft, "float16", 1, 64, 10, drafts, length)
+        drafting(OnCard(card, target, "float16"), OnCard(card, draft, "float16"), 1, 64, 10, drafts, length)
         for drafts, length in ((1, 4), (2, 4), (1, 8))
     )
-    read = sum(reading(card, model, 1, 64) for model in (target, draft))
+    read = sum(OnCard(card, model, "float16").reading(1, 64) for model in (target, draft))
     weights = target.parameters * 2 / (card.bandwidth * 1e9 * STREAMED)
     call = max(target.layers * card.launch / 1e3, weights) + 4 * draft.layers * card.launch / 1e3
     assert one == pytest.approx(read + 10 * call, rel=0.01)
@@ -350,8 +350,8 @@ def test_the_target_writes_along_only_where_each_token_is_drawn() -> None:
     pair = planned.settings.pairs["main"]
     sizes = needs.model_of(pair, "target").sizes  # type: ignore[union-attr]
     count = 2 * planned.settings.data.train_requests("spider")
-    written = answering(card, sizes, "float16", count, 32, 256, 128)
-    scored = -(-count // 32) * reading(card, sizes, 32, 256 + 128)
+    written = OnCard(card, sizes, "float16").answering(count, 32, 256, 128)
+    scored = -(-count // 32) * OnCard(card, sizes, "float16").reading(32, 256 + 128)
     assert taken["mix_token"] - taken["student"] == pytest.approx(written - scored)
     assert taken["teacher"] < taken["mix_request"] < taken["student"]
 
@@ -403,7 +403,7 @@ def test_heads_read_the_target_once_to_learn_and_once_more_to_serve() -> None:
     new, count = pair.answers.max_new_tokens, settings.update_interval
     weights = len(settings.widths) * target.hidden * (target.hidden + target.vocab)
     learnt = 6 * weights * count * new / (card.teraflops * 1e12 * hours.LEARNING)
-    read = reading(card, target, count, 256 + new)
+    read = OnCard(card, target, "float16").reading(count, 256 + new)
     few = settings.model_copy(update={"warm": ["gsm8k"], "warm_requests": 8, "requests": 80})
 
     def more(**changes: int) -> float:
@@ -434,9 +434,10 @@ def test_texts_are_written_once_for_all_schemes_of_a_target() -> None:
     )
     assert replayed == both
     pair = planned.settings.pairs[settings.pair]
-    sizes = [needs.model_of(pair, role).sizes for role in ("target", "draft")]  # type: ignore[union-attr]
+    models = [needs.model_of(pair, role).sizes for role in ("target", "draft")]  # type: ignore[union-attr]
+    target, draft = (OnCard(card, sizes, pair.answers.dtype) for sizes in models)
     shape = (8, 256, settings.max_new_tokens, 4, settings.draft_len)
-    assert decoded - replayed == pytest.approx(drafting(card, *sizes, pair.answers.dtype, *shape))  # type: ignore[operator]
+    assert decoded - replayed == pytest.approx(drafting(target, draft, *shape))  # type: ignore[operator]
 
 
 def test_answers_to_the_requests_of_several_updates_are_written_together() -> None:
@@ -459,7 +460,8 @@ def test_counting_tokens_takes_as_long_as_distilling_and_measuring_twice() -> No
     )
     same = other.model_copy(update={"epochs": one.epochs, "probes": 0, "requests": 0, "micro_batch": one.micro_batch})
     same = same.model_copy(update={"dataset": one.dataset, "sample_source": "teacher", "loss": one.loss, "live": False})
-    measured = hours._replaying(planned, card, known_models()["JackFram/llama-160m"].sizes, 256 + 128)
+    draft = OnCard(card, known_models()["JackFram/llama-160m"].sizes, "float32")
+    measured = hours._replaying(planned, draft, 256 + 128)
     both = [hours.of_variant(planned, settings, card, 256) or 0.0 for settings in (one, same)]
     assert both[0] == pytest.approx(both[1] + measured)
     assert both[1] > 60

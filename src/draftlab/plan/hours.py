@@ -8,6 +8,7 @@ H100 (docs/paper.md). `python -m benchmarks.memory --device cuda` measures the s
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import Field
@@ -67,42 +68,50 @@ def flops(model: Sizes, rows: int, length: int) -> float:
     return rows * length * (2.0 * (model.parameters - embedding) + attention)
 
 
-def reading(card: Card, model: Sizes, rows: int, length: int) -> float:
-    """Seconds of one forward pass over ``rows`` texts."""
-    return max(model.layers * card.launch / 1e3, flops(model, rows, length) / (card.teraflops * 1e12 * READING))
+@dataclass(frozen=True)
+class OnCard:
+    """A model with numbers of a ``dtype`` on a card. Its methods give seconds."""
+
+    card: Card
+    model: Sizes
+    dtype: str
+
+    @property
+    def launching(self) -> float:
+        """The kernels of all layers."""
+        return self.model.layers * self.card.launch / 1e3
+
+    def reading(self, rows: int, length: int) -> float:
+        """One forward pass over ``rows`` texts."""
+        return max(self.launching, flops(self.model, rows, length) / (self.card.teraflops * 1e12 * READING))
+
+    def step(self, rows: int, context: float) -> float:
+        """A decoding step, which gives each of ``rows`` requests one more token."""
+        weights_and_cache = (self.model.parameters + rows * context * self.model.entry) * BYTES[self.dtype]
+        return max(self.launching, weights_and_cache / (self.card.bandwidth * 1e9 * STREAMED))
+
+    def answering(self, requests: int, rows: int, prompt: int, new: int) -> float:
+        """Answers to ``requests`` with ``new`` tokens each, ``rows`` at a time."""
+        batches, rows = math.ceil(requests / rows), min(rows, requests)
+        return batches * (self.reading(rows, prompt) + new * self.step(rows, prompt + new / 2))
+
+    def updating(self, rows: int, length: int, forwards: int = 1) -> float:
+        """``forwards`` passes over ``rows`` texts each, forward and backward, with the optimizer's step."""
+        work = 3 * flops(self.model, rows, length) / (self.card.teraflops * 1e12 * LEARNING)
+        launched = 3 * self.model.layers * self.card.launch / 1e3
+        return forwards * (launched + work)
 
 
-def step(card: Card, model: Sizes, dtype: str, rows: int, context: float) -> float:
-    """Seconds of a decoding step, which gives each of ``rows`` requests one more token."""
-    weights_and_cache = (model.parameters + rows * context * model.entry) * BYTES[dtype]
-    return max(model.layers * card.launch / 1e3, weights_and_cache / (card.bandwidth * 1e9 * STREAMED))
-
-
-def answering(card: Card, model: Sizes, dtype: str, requests: int, rows: int, prompt: int, new: int) -> float:
-    """Seconds to answer ``requests`` with ``new`` tokens each, ``rows`` at a time."""
-    batches, rows = math.ceil(requests / rows), min(rows, requests)
-    return batches * (reading(card, model, rows, prompt) + new * step(card, model, dtype, rows, prompt + new / 2))
-
-
-def drafting(
-    card: Card, target: Sizes, draft: Sizes, dtype: str, rows: int, prompt: int, new: int, drafts: int, draft_len: int
-) -> float:
+def drafting(target: OnCard, draft: OnCard, rows: int, prompt: int, new: int, drafts: int, draft_len: int) -> float:
     """Seconds to answer ``rows`` requests at once with ``drafts`` drafted sequences each, without verification.
 
     Every call of the target emits one token, the fewest. A model of transformers reads the cache of every sequence.
     """
     sequences, length = rows * drafts, prompt + new / 2
-    copies = rows if target.kind == "llama" else sequences
-    checked = max(step(card, target, dtype, copies, length), reading(card, target, sequences, draft_len + 1))
-    call = draft_len * step(card, draft, dtype, sequences, length) + checked
-    return reading(card, target, rows, prompt) + reading(card, draft, rows, prompt) + new * call
-
-
-def updating(card: Card, model: Sizes, rows: int, length: int, forwards: int = 1) -> float:
-    """Seconds of ``forwards`` passes over ``rows`` texts each, forward and backward, with the optimizer's step."""
-    launched = 3 * model.layers * card.launch / 1e3
-    work = 3 * flops(model, rows, length) / (card.teraflops * 1e12 * LEARNING)
-    return forwards * (launched + work)
+    copies = rows if target.model.kind == "llama" else sequences
+    checked = max(target.step(copies, length), target.reading(sequences, draft_len + 1))
+    call = draft_len * draft.step(sequences, length) + checked
+    return target.reading(rows, prompt) + draft.reading(rows, prompt) + new * call
 
 
 def seconds(run: Run, job: Job, card: Card, prompt: int) -> float | None:
@@ -121,7 +130,7 @@ def seconds(run: Run, job: Job, card: Card, prompt: int) -> float | None:
     count = data.eval if split == "eval" else data.train_requests(dataset)
     if job.rule == "pairs":
         count = math.ceil(data.pairs / new)
-    return answering(card, target.sizes, pair.answers.dtype, count, rows_of(pair, prompt + new), prompt, new)
+    return OnCard(card, target.sizes, pair.answers.dtype).answering(count, rows_of(pair, prompt + new), prompt, new)
 
 
 def of_variant(run: Run, settings: Any, card: Card, prompt: int) -> float | None:
@@ -129,25 +138,25 @@ def of_variant(run: Run, settings: Any, card: Card, prompt: int) -> float | None
     if not isinstance(settings, Decoding | Specialists | Medusa | Offline | Online | Tokens):
         return None
     pair = run.settings.pairs[settings.pair]
-    target, draft = model_of(pair, "target"), model_of(pair, getattr(settings, "draft", "draft"))
-    if target is None or draft is None:
+    models = model_of(pair, "target"), model_of(pair, getattr(settings, "draft", "draft"))
+    if None in models:
         return None
-    sizes = target.sizes, draft.sizes
+    target, draft = (OnCard(card, model.sizes, pair.answers.dtype) for model in models if model)
     if isinstance(settings, Decoding):
-        return _decoding(settings, card, prompt, *sizes, pair.answers.dtype)
+        return _decoding(settings, prompt, target, draft)
     if isinstance(settings, Specialists):
-        return _specialists(settings, card, prompt, *sizes, pair.answers.dtype, pair.answers.max_new_tokens)
+        return _specialists(settings, prompt, target, draft, pair.answers.max_new_tokens)
     if isinstance(settings, Medusa):
-        return _medusa(run, settings, card, prompt, *sizes)
+        return _medusa(run, settings, prompt, target, draft)
     if isinstance(settings, Online):
-        return _online(run, settings, card, prompt, draft.sizes)
+        return _online(run, settings, prompt, draft)
     if isinstance(settings, Tokens):
         count = settings.epochs * run.settings.data.train_requests(settings.dataset)
-        return _distilling(run, settings, card, prompt, draft.sizes, count, measured=2)
-    return _offline(run, settings, card, prompt, *sizes)
+        return _distilling(run, settings, prompt, draft, count, measured=2)
+    return _offline(run, settings, prompt, target, draft)
 
 
-def _decoding(settings: Decoding, card: Card, prompt: int, target: Sizes, draft: Sizes, dtype: str) -> float:
+def _decoding(settings: Decoding, prompt: int, target: OnCard, draft: OnCard) -> float:
     """Seconds in which contenders decode the held-out requests, or are counted along texts of the target; verification is left out."""
     rows, new, length = settings.batch, settings.max_new_tokens, settings.draft_len
     batches, written = math.ceil(settings.requests / rows), settings.requests * new
@@ -155,15 +164,15 @@ def _decoding(settings: Decoding, card: Card, prompt: int, target: Sizes, draft:
     def decoded(one: Contender, requests: int) -> float:
         """Seconds in which a contender decodes this many requests of each batch."""
         if one.scheme == PLAIN:
-            return batches * answering(card, target, dtype, requests, rows, prompt, new)
-        return batches * drafting(card, target, draft, dtype, requests, prompt, new, one.num_drafts, length)
+            return batches * target.answering(requests, rows, prompt, new)
+        return batches * drafting(target, draft, requests, prompt, new, one.num_drafts, length)
 
-    texts = answering(card, target, dtype, settings.requests, rows, prompt, new)
-    texts += batches * reading(card, draft, rows, prompt + new)
+    texts = target.answering(settings.requests, rows, prompt, new)
+    texts += batches * draft.reading(rows, prompt + new)
     every = contenders(settings) if isinstance(settings, Contest) else []
     if isinstance(settings, Trees):  # after each token, target and draft each grow a tree by their own confidence
         grown = written * (1 + (length - 1) * settings.width)
-        total = texts + sum(reading(card, model, grown, 1) for model in (target, draft))
+        total = texts + sum(model.reading(grown, 1) for model in (target, draft))
     elif isinstance(settings, Blocks):
         total = len({(one.target_temperature, one.top_k) for one in every}) * texts
         total += sum(decoded(one, rows) for one in every if not is_counted(one.scheme))
@@ -173,25 +182,22 @@ def _decoding(settings: Decoding, card: Card, prompt: int, target: Sizes, draft:
     return len(settings.datasets) * total
 
 
-def _specialists(
-    settings: Specialists, card: Card, prompt: int, target: Sizes, draft: Sizes, dtype: str, recorded: int
-) -> float:
+def _specialists(settings: Specialists, prompt: int, target: OnCard, draft: OnCard, recorded: int) -> float:
     """Seconds in which a shared draft and one for each topic learn from a stream, and their arrangements decode; verification is left out."""
     topics, new, at_once = len(settings.topics), settings.max_new_tokens, settings.update_interval
     # The specialists together make as many updates as the shared draft.
     steps = 2 * math.ceil(topics * settings.stream / at_once)
-    learnt = steps * reading(card, draft, at_once, prompt + recorded)
-    learnt += updating(card, draft, at_once, prompt + recorded, steps)
+    learnt = steps * draft.reading(at_once, prompt + recorded)
+    learnt += draft.updating(at_once, prompt + recorded, steps)
     rows = settings.batch or settings.requests
     one, several = (
-        math.ceil(settings.requests / rows)
-        * drafting(card, target, draft, dtype, rows, prompt, new, count, settings.draft_len)
+        math.ceil(settings.requests / rows) * drafting(target, draft, rows, prompt, new, count, settings.draft_len)
         for count in (1, topics)
     )
     return len(settings.seeds) * (learnt + topics * (2 * one + 4 * len(settings.schemes) * several))
 
 
-def _medusa(run: Run, settings: Medusa, card: Card, prompt: int, target: Sizes, draft: Sizes) -> float:
+def _medusa(run: Run, settings: Medusa, prompt: int, target: OnCard, draft: OnCard) -> float:
     """Seconds in which heads and a draft learn, and every contender decodes the held-out requests one by one; verification is left out.
 
     Heads read the states of the target: once to learn from a recorded answer, and once more to serve it.
@@ -201,67 +207,65 @@ def _medusa(run: Run, settings: Medusa, card: Card, prompt: int, target: Sizes, 
     warm = sum(min(settings.warm_requests, data.train_requests(name)) for name in settings.warm)
     served = min(settings.requests, data.train_requests(settings.dataset))
     steps, text = math.ceil(served / at_once), prompt + new
-    total = steps * reading(card, draft, at_once, text) + updating(card, draft, at_once, text, steps)
-    total += (2 * served + warm) / at_once * reading(card, target, at_once, text)
-    learnt = (served + warm) * new * heads * target.hidden * (target.hidden + target.vocab)
-    total += 6 * learnt / (card.teraflops * 1e12 * LEARNING)
-    plain = answering(card, target, answers.dtype, settings.live_requests, 1, prompt, new)
-    drafted = drafting(card, target, draft, answers.dtype, 1, prompt, new, 1, settings.draft_len)
+    total = steps * draft.reading(at_once, text) + draft.updating(at_once, text, steps)
+    total += (2 * served + warm) / at_once * target.reading(at_once, text)
+    learnt = (served + warm) * new * heads * target.model.hidden * (target.model.hidden + target.model.vocab)
+    total += 6 * learnt / (target.card.teraflops * 1e12 * LEARNING)
+    plain = target.answering(settings.live_requests, 1, prompt, new)
+    drafted = drafting(target, draft, 1, prompt, new, 1, settings.draft_len)
     # Greedy: plain, draft and heads, each also learnt; sampled: plain, the draft that learnt, and its heads by every verifier.
     return total + (4 + len(settings.verifiers)) * plain + 3 * settings.live_requests * drafted
 
 
-def _replaying(run: Run, card: Card, draft: Sizes, text: int) -> float:
+def _replaying(run: Run, draft: OnCard, text: int) -> float:
     """Seconds in which a draft reads the held-out requests."""
-    return math.ceil(run.settings.data.eval / AT_ONCE) * reading(card, draft, AT_ONCE, text)
+    return math.ceil(run.settings.data.eval / AT_ONCE) * draft.reading(AT_ONCE, text)
 
 
-def _online(run: Run, settings: Online, card: Card, prompt: int, draft: Sizes) -> float:
+def _online(run: Run, settings: Online, prompt: int, draft: OnCard) -> float:
     """Seconds in which a draft is distilled before it serves, reads a stream, and learns from it."""
     text = prompt + run.settings.pairs[settings.pair].answers.max_new_tokens
     groups = len(settings.stream.groups) if settings.stream else 0
     count = settings.stream.per_group * groups if settings.stream else 0
     count = count or sum(run.settings.data.train_requests(name) for name in settings.datasets)
     steps = math.ceil(count / settings.update_interval)
-    total = steps * reading(card, draft, settings.update_interval, text)
-    total += settings.probes * _replaying(run, card, draft, text)
+    total = steps * draft.reading(settings.update_interval, text)
+    total += settings.probes * _replaying(run, draft, text)
     if settings.learns:
-        total += updating(card, draft, settings.update_interval + settings.replay, text, steps)
+        total += draft.updating(settings.update_interval + settings.replay, text, steps)
     if settings.warm_on != "nothing":
         warm = settings.warm_share * (count if settings.warm_on == "stream" else settings.aside * max(groups, 1))
         warm_steps = math.ceil(warm / settings.batch) * settings.warm_epochs
         batch, warm_steps = (settings.update_interval, steps) if settings.warm_fair else (settings.batch, warm_steps)
-        total += updating(card, draft, batch, text, warm_steps)
+        total += draft.updating(batch, text, warm_steps)
     return total
 
 
-def _distilling(
-    run: Run, settings: Training, card: Card, prompt: int, draft: Sizes, count: int, measured: int
-) -> float:
+def _distilling(run: Run, settings: Training, prompt: int, draft: OnCard, count: int, measured: int) -> float:
     """Seconds in which a draft learns from ``count`` recorded answers, and is ``measured`` so many times."""
     text = prompt + run.settings.pairs[settings.pair].answers.max_new_tokens
     rows = settings.micro_batch or settings.batch
-    learnt = updating(card, draft, rows, text, math.ceil(count / rows))
-    return learnt + measured * _replaying(run, card, draft, text)
+    learnt = draft.updating(rows, text, math.ceil(count / rows))
+    return learnt + measured * _replaying(run, draft, text)
 
 
-def _offline(run: Run, settings: Offline, card: Card, prompt: int, target: Sizes, draft: Sizes) -> float:
+def _offline(run: Run, settings: Offline, prompt: int, target: OnCard, draft: OnCard) -> float:
     """Seconds in which a draft learns and is measured, and in which answers that are not recorded are written and scored."""
     answers, data = run.settings.pairs[settings.pair].answers, run.settings.data
     new, text = answers.max_new_tokens, prompt + answers.max_new_tokens
     count = settings.epochs * (settings.requests or data.train_requests(settings.dataset))
     count = count if settings.loss != "none" else 0
-    total = _distilling(run, settings, card, prompt, draft, count, 1 + settings.probes * settings.epochs)
+    total = _distilling(run, settings, prompt, draft, count, 1 + settings.probes * settings.epochs)
     if count and settings.sample_source not in RECORDED:
         # Those of several updates, if they fit together (train.learning).
         at_once = min(settings.sample_batch, max(1, settings.sample_batch // settings.batch) * settings.batch)
         if settings.sample_source == "mix_request":  # the target's half of the answers is recorded
             count, at_once = math.ceil(count / 2), math.ceil(at_once / 2)
-        total += answering(card, draft, "float32", count, at_once, prompt, new)
+        total += replace(draft, dtype="float32").answering(count, at_once, prompt, new)
         if settings.sample_source == "mix_token":  # the target reads along and needs no further pass to score the text
-            total += answering(card, target, answers.dtype, count, at_once, prompt, new)
+            total += target.answering(count, at_once, prompt, new)
         else:
-            total += math.ceil(count / at_once) * reading(card, target, at_once, text)
+            total += math.ceil(count / at_once) * target.reading(at_once, text)
     if settings.live:
-        total += answering(card, target, answers.dtype, data.eval, AT_ONCE, prompt, new)
+        total += target.answering(data.eval, AT_ONCE, prompt, new)
     return total
