@@ -126,19 +126,14 @@ class Llama(nn.Module):
                 nn.init.normal_(weight, std=std, generator=generator)
         return self
 
-    def forward(
-        self, tokens: Int[Tensor, "batch len"], positions: Int[Tensor, " chosen"] | None = None
-    ) -> Float[Tensor, "*chosen vocab"]:
-        """Logits that follow each token; with ``positions`` (into the flattened batch x len) only those are projected.
-
-        Rows are padded on the right; attention is causal, so padding changes no logits before it.
-        """
-        return spread(linear(self.states(tokens, positions), self.vocab_weight), self.kept, self.vocab_size)
+    def forward(self, tokens: Int[Tensor, "batch len"]) -> Float[Tensor, "batch len vocab"]:
+        """Logits that follow each token. Rows are padded on the right; attention is causal, so padding changes no logits before it."""
+        return spread(linear(self.states(tokens), self.vocab_weight), self.kept, self.vocab_size)
 
     def states(
         self, tokens: Int[Tensor, "batch len"], positions: Int[Tensor, " chosen"] | None = None
     ) -> Float[Tensor, "*chosen width"]:
-        """What is projected on the vocabulary: the last layer's output, normed."""
+        """What is projected on the vocabulary: the last layer's output, normed; with ``positions`` (into the flattened batch x len) only there."""
         config = self.config
         rotations = rotation_table(config, self.device)[: tokens.shape[1], None]
         hidden = F.embedding(tokens, self.embed)
