@@ -114,7 +114,6 @@ def _record_served(
 
 @contextlib.contextmanager
 def _open(target: Path, settings: Answering) -> Iterator[Decodable | Server]:
-    """Open the target on its engine."""
     match settings.engine:
         case "transformers":
             yield load_model(target, settings.dtype, settings.device)

@@ -184,7 +184,7 @@ class Figure(Settings):
         [form] = (form for _, form in self if form is not None)
         names: list[str] = []
         for text in filter(None, (getattr(form, key, None) for key in ("x", "series", "panel"))):
-            names += [field for _, field, _, _ in Formatter().parse(text) if field] or [text]
+            names += fields_of(text) or [text]
         summed = [getattr(form, "above", ""), getattr(form, "below", None)]
         summed += [name for shown in getattr(form, "also", []) if isinstance(shown, tuple) for name in shown[1:]]
         return [*names, *filter(None, summed), *(key for key in getattr(form, "where", {}) if key != "window")]
@@ -201,6 +201,11 @@ class Figure(Settings):
         if sum(form is not None for _, form in self) != 1:
             raise ValueError(f"give exactly one of {', '.join(type(self).model_fields)}")
         return self
+
+
+def fields_of(template: str) -> list[str]:
+    """The column names in the braces of a template."""
+    return [field for _, field, _, _ in Formatter().parse(template) if field]
 
 
 def module_of(experiment: str, figure: Figure | None) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +45,23 @@ def judge_claims(
 
     With ``own_models`` the models are not those of the scale, so only what its smallest models can reproduce is in the printed setting.
     """
-    tables, checked = Tables(frames), run_checks(published)
-    setting: Scale = "smoke" if own_models else scale
-    rows = [_number_row(row, published, tables, scale, setting, checked) for row in records(published.numbers)]
-    statements = published.statements.items()
-    rows += [_statement_row(name, claim, tables, scale, setting, checked) for name, claim in statements]
-    return pd.DataFrame(rows)
+    known = _Known(published, run_checks(published), Tables(frames), scale, "smoke" if own_models else scale)
+    rows = [_number_row(row, known) for row in records(published.numbers)]
+    return pd.DataFrame(rows + [_statement_row(name, claim, known) for name, claim in published.statements.items()])
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What claims are judged by: the printed numbers with their checks, and the ``tables`` of a run at this ``scale``.
+
+    ``setting`` is the scale whose printed setting the tables share.
+    """
+
+    published: Published
+    checked: Mapping[str, Sequence[Recomputed]]
+    tables: Tables
+    scale: Scale
+    setting: Scale
 
 
 def by_chance(claims: pd.DataFrame) -> str:
@@ -69,22 +80,15 @@ def by_chance(claims: pd.DataFrame) -> str:
     )
 
 
-def _number_row(
-    row: Mapping[str, Any],
-    published: Published,
-    tables: Tables,
-    scale: Scale,
-    setting: Scale,
-    checked: Mapping[str, Sequence[Recomputed]],
-) -> dict[str, Any]:
-    """The row of a printed number; ``scale`` has the tables, and ``setting`` is the scale whose printed setting they share."""
-    claim = published.claims[row["claim"]]
+def _number_row(row: Mapping[str, Any], known: _Known) -> dict[str, Any]:
+    """The row of a printed number."""
+    claim = known.published.claims[row["claim"]]
     rule = claim.rule
-    if rule is None or (rule.only and scale not in rule.only):
+    if rule is None or (rule.only and known.scale not in rule.only):
         judgement = replace(NOT_RUN, note=claim.why or NO_RULE)
     else:
-        judgement = judge_number(row, rule, published, tables, setting)
-    results = checked.get(row["claim_id"], ())
+        judgement = judge_number(row, rule, known.published, known.tables, known.setting)
+    results = known.checked.get(row["claim_id"], ())
     failed = [result.note for result in results if not result.holds]
     derived = [result for result in results if result.derives]
     if failed:
@@ -103,22 +107,16 @@ def _number_row(
         "setting": row["setting"],
         "published": row["printed"],
     }
-    return _row(facts, judgement, [] if rule is None else [rule.table_of(row["settings"])], tables)
+    return _row(facts, judgement, [] if rule is None else [rule.table_of(row["settings"])], known.tables)
 
 
-def _statement_row(
-    name: str,
-    statement: Statement,
-    tables: Tables,
-    scale: Scale,
-    setting: Scale,
-    checked: Mapping[str, Sequence[Recomputed]],
-) -> dict[str, Any]:
-    """The row of a claim in words; ``scale`` and ``setting`` are as for a printed number."""
-    results = itertools.chain.from_iterable(checked.values())
+def _statement_row(name: str, statement: Statement, known: _Known) -> dict[str, Any]:
+    """The row of a claim in words."""
+    results = itertools.chain.from_iterable(known.checked.values())
     failed = [result.note for result in results if result.check == statement.check and not result.holds]
-    answerable = not statement.only or scale in statement.only
-    judgement = judge_statement(statement, tables, setting) if answerable else replace(NOT_RUN, note=statement.why)
+    judgement = replace(NOT_RUN, note=statement.why)
+    if not statement.only or known.scale in statement.only:
+        judgement = judge_statement(statement, known.tables, known.setting)
     if failed:
         judgement = replace(judgement, verdict="inconsistent in print", note=join(*failed))
     elif judgement.ours is None and statement.check is not None:
@@ -131,7 +129,7 @@ def _statement_row(
         "setting": "",
         "published": "in words",
     }
-    return _row(facts, judgement, [comparison.table for comparison in statement.comparisons], tables)
+    return _row(facts, judgement, [comparison.table for comparison in statement.comparisons], known.tables)
 
 
 def _row(claim: Mapping[str, str], judgement: Judgement, experiments: Sequence[str], tables: Tables) -> dict[str, Any]:

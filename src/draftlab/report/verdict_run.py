@@ -176,7 +176,6 @@ def _answers(results: Path, split: str, temperature: float) -> list[Answer]:
 
 
 def _prompts(results: Path, answers: Sequence[Answer]) -> list[Prompt]:
-    """The prompt of each answer."""
     files = (results / "data/prompts" / name for name in ("prompts.jsonl", "eval.jsonl"))
     known = {prompt.id: prompt for file in files for prompt in read_jsonl(file, Prompt)}
     return [known[answer.id] for answer in answers]

@@ -217,13 +217,12 @@ def _decode(
     settings: Settings,
     seed: int,
 ) -> pd.DataFrame:
-    """Decode the requests, and return a row for each."""
-    import pandas as pd
     import torch
 
     from draftlab.core.sampling import Sampling
     from draftlab.core.verify import VERIFIERS
     from draftlab.engine.speculate import speculate
+    from draftlab.train.offline import trace_counts
 
     same = all(model is models[0] for model in models)
     traces = speculate(
@@ -239,9 +238,7 @@ def _decode(
         generator=torch.Generator(target.device).manual_seed(seed),
         batch=settings.batch or None,
     ).traces
-    counts = ("accepted", "visited", "emitted")
-    rows = ({name: sum(getattr(trace, name)) for name in counts} | {"blocks": len(trace.emitted)} for trace in traces)
-    return pd.DataFrame(rows).assign(request_id=range(len(requests)))
+    return trace_counts(traces)[["accepted", "visited", "emitted", "blocks", "request_id"]]
 
 
 STAGE = stage_of(__name__, split="eval")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from string import Formatter
 
 import numpy as np
 import pandas as pd
@@ -14,7 +13,7 @@ from matplotlib.ticker import LogFormatterSciNotation, LogLocator, NullFormatter
 from pandas.api.types import is_integer_dtype, is_string_dtype
 
 from draftlab.core.measure import Measure
-from draftlab.plan.figure import Curves, Live
+from draftlab.plan.figure import Curves, Live, fields_of
 from draftlab.report import tidy
 from draftlab.report.contrast import select_rows
 from draftlab.report.figures.printed import draw_printed
@@ -114,11 +113,6 @@ def curve_figure(
     facts = [*alone, *held(table, form.held), *(fact.format(**first) for fact in form.facts)]
     footer(figure, scale, interval, seeds(table), *facts)
     return figure
-
-
-def fields_of(template: str) -> list[str]:
-    """The column names in the braces of a template."""
-    return [field for _, field, _, _ in Formatter().parse(template) if field]
 
 
 def labelled(table: pd.DataFrame, keys: Iterable[str | None]) -> pd.DataFrame:
