@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from draftlab.core import stats
-from draftlab.report import contrast, judge_numbers, judge_statements, judgement, published, tidy
+from draftlab.report import intervals, judge_numbers, judge_statements, judgement, published, tidy
 from draftlab.report import ledger as module
 from tests.synthetic import TABLES
 
@@ -296,18 +296,18 @@ def test_a_setting_of_the_generator_is_no_finding(known):
 
 @pytest.mark.parametrize(("comparisons", "stretch"), [(1, 1.0), (4, 2.4977 / 1.96), (20, 3.0233 / 1.96)])
 def test_an_interval_is_corrected_for_the_number_of_comparisons(comparisons, stretch):
-    found = contrast.correct(stats.Interval(1.0, 0.9, 1.2, 10**6), comparisons)
+    found = intervals.correct(stats.Interval(1.0, 0.9, 1.2, 10**6), comparisons)
     assert (found.low, found.high) == pytest.approx((1 - 0.1 * stretch, 1 + 0.2 * stretch), rel=1e-4)
-    seen = contrast.smallest_detectable(stats.Interval(0.0, -1.96, 1.96, 10**6), comparisons, 0.8)
+    seen = intervals.smallest_detectable(stats.Interval(0.0, -1.96, 1.96, 10**6), comparisons, 0.8)
     assert seen == pytest.approx(1.96 * stretch + 0.8416, rel=1e-3)
 
 
 @pytest.mark.parametrize("units", [3, 7])
 def test_an_interval_over_few_units_covers_95_percent(units):
     means = np.random.default_rng(0).normal(10, size=(400, units))
-    intervals = [stats.ratio(values, np.ones(units)) for values in means]
-    assert np.mean([one.low < 10 < one.high for one in intervals]) == pytest.approx(0.95, abs=0.02)
-    assert contrast.correct(intervals[0], 1) == intervals[0]
+    found = [stats.ratio(values, np.ones(units)) for values in means]
+    assert np.mean([one.low < 10 < one.high for one in found]) == pytest.approx(0.95, abs=0.02)
+    assert intervals.correct(found[0], 1) == found[0]
 
 
 def test_chance_makes_contradictions_only_of_verdicts_that_rest_on_an_interval():

@@ -14,17 +14,8 @@ from draftlab.core.measure import Measure
 from draftlab.errors import UserError
 from draftlab.files.tables import read_table
 from draftlab.report import tidy
-from draftlab.report.contrast import (
-    Contrast,
-    Selection,
-    Tables,
-    compute,
-    compute_each,
-    correct,
-    decide,
-    digits_of,
-    show,
-)
+from draftlab.report.contrast import Contrast, Selection, Tables, compute, compute_each
+from draftlab.report.intervals import correct, decide, digits_of, show
 
 RATE = Measure("hits", "tries")
 A, B = Selection("t", RATE, {"method": "a"}), Selection("t", RATE, {"method": "b"})

@@ -13,7 +13,7 @@ from draftlab.core.stats import Interval
 from draftlab.errors import UserError
 from draftlab.plan import WORKFLOW, Layout, load_experiment
 from draftlab.report import tables, tidy
-from draftlab.report.contrast import digits_of
+from draftlab.report.intervals import digits_of
 from tests.synthetic import TABLES
 
 PLANS = {path.stem: load_experiment(path) for path in sorted((WORKFLOW / "experiments").glob("*.yaml"))}

@@ -6,9 +6,8 @@ Findings, verdicts, headlines and the cells of printed tables are all computed h
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import NormalDist
 from typing import Any, Literal
 
 import numpy as np
@@ -17,11 +16,10 @@ import pandas as pd
 from draftlab.core import stats
 from draftlab.core.measure import Measure
 from draftlab.core.stats import Interval
-from draftlab.errors import UserError
 from draftlab.report import tidy
+from draftlab.report.intervals import decide, shift, undecided
 
 Key = tuple[Any, ...]
-Side = Literal["more", "less", "level"]
 PAIRED = (
     "In brackets after a number is its 95 % interval. A difference compares two settings on the same requests, where both have them, so it "
     "can be significant although their bars in the figure overlap."
@@ -92,9 +90,9 @@ class Tables:
     def _compute_sums(self, selection: Selection, by: Sequence[str]) -> dict[Key, pd.DataFrame]:
         """Compute ``sums``: a unit is a request of a dataset, summed over seeds; an exact table has no units and keeps its rows."""
         measure, table = selection.measure, self.frames[selection.table]
-        require_columns(table, [*measure.columns, *by], selection.table)
+        tidy.require_columns(table, [*measure.columns, *by], selection.table)
         used = [*measure.columns, *by, *tidy.ID_COLUMNS]
-        chosen = table.loc[matches(table, selection.where, selection.table), [key for key in table if key in used]]
+        chosen = table.loc[tidy.matches(table, selection.where, selection.table), [key for key in table if key in used]]
         above = chosen[measure.numerator].astype(float)
         below = chosen[measure.denominator].astype(float) if measure.denominator else pd.Series(1.0, above.index)
         pair = pd.DataFrame({"above": above, "below": below})
@@ -112,7 +110,7 @@ class Tables:
             return {(): sum_units(pair)} if len(pair) else {}
         # Some rows may have no value for an axis. In an exact table these rows belong to another part of it, so they form no group.
         groups = list(pair.groupby([chosen[key] for key in by], sort=False, dropna=exact))
-        keys = sort_groups(pd.DataFrame([key for key, _ in groups], columns=list(by)), by)
+        keys = tidy.sort_groups(pd.DataFrame([key for key, _ in groups], columns=list(by)), by)
         return {
             tuple(key.values()): sum_units(groups[place][1])
             for place, key in zip(keys.index, tidy.records(keys), strict=True)
@@ -238,104 +236,3 @@ def _variance(sums: pd.DataFrame, relative: bool) -> float:
         return math.nan
     rest = sums["above"] - sums["below"] * (above / below)
     return float((rest**2).sum() / (above if relative else below) ** 2) * len(sums) / (len(sums) - 1)
-
-
-# --- rows of a table ---------------------------------------------------------------------------------------------
-
-
-def select_rows(table: pd.DataFrame, where: Mapping[str, Any], name: str) -> pd.DataFrame:
-    """The rows of ``table`` that match ``where``; its key ``window`` keeps a part of the stream, as fractions of its length."""
-    return table[matches(table, where, name)]
-
-
-def matches(table: pd.DataFrame, where: Mapping[str, Any], name: str) -> pd.Series[bool]:
-    """Which rows of ``table`` match ``where``."""
-    keep = pd.Series(True, index=table.index)
-    for key, wanted in where.items():
-        if key == "window":
-            keep &= tidy.in_window(table, *wanted)
-        else:
-            require_columns(table, [key], name)
-            keep &= _one_of(table[key], wanted if isinstance(wanted, list) else [wanted])
-    return keep
-
-
-def _one_of(column: pd.Series, wanted: Sequence[Any]) -> pd.Series[bool]:
-    """Which rows of a column have one of the ``wanted`` values; numbers are compared as numbers."""
-    if pd.api.types.is_bool_dtype(column) or not pd.api.types.is_numeric_dtype(column):
-        return column.astype(str).isin([str(value) for value in wanted])
-    return column.isin(pd.to_numeric(pd.Series(wanted), errors="coerce").dropna())
-
-
-def require_columns(table: pd.DataFrame, columns: Iterable[str], name: str) -> None:
-    """Refuse a table that lacks one of these columns."""
-    if missing := [column for column in columns if column not in table]:
-        readers = "its YAML file, its figure, MEASURES of its stage, or workflow/published"
-        remedy = f"correct what asks for it: {readers}; if the table is older than its stage, run the experiment again"
-        raise UserError(f"table {name} has no column {missing[0]!r}", remedy=remedy)
-
-
-def sort_groups(table: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
-    """Sort ``table`` by ``keys``: numbers ascending, words in the order of their first appearance."""
-
-    def rank(column: pd.Series) -> pd.Series:
-        return column if pd.api.types.is_numeric_dtype(column) else pd.Series(pd.factorize(column)[0], column.index)
-
-    return table.sort_values(list(keys), key=rank, kind="stable")
-
-
-# --- intervals ---------------------------------------------------------------------------------------------------
-
-
-def undecided(interval: Interval) -> Interval:
-    """The estimate from a single unit, whose spread is not known."""
-    return replace(interval, low=-math.inf, high=math.inf)
-
-
-def shift(interval: Interval, by: float) -> Interval:
-    """Move an interval by a constant."""
-    return replace(interval, estimate=interval.estimate + by, low=interval.low + by, high=interval.high + by)
-
-
-def correct(interval: Interval, comparisons: int) -> Interval:
-    """Widen an interval so that all ``comparisons`` together have 95 % (Bonferroni)."""
-    degrees = _degrees(interval)
-    return stats.stretch(interval, stats.quantile(comparisons, degrees) / stats.quantile(1, degrees))
-
-
-def smallest_detectable(interval: Interval, comparisons: int, power: float) -> float:
-    """The smallest difference that would be detected with probability ``power``, from the interval's width; NaN without an interval."""
-    degrees = _degrees(interval)
-    error = (interval.high - interval.low) / (2 * stats.quantile(1, degrees))
-    return (stats.quantile(comparisons, degrees) + NormalDist().inv_cdf(power)) * error
-
-
-def _degrees(interval: Interval) -> float:
-    """The degrees of freedom of an interval's standard error."""
-    return interval.n - 1 if interval.freedom is None else interval.freedom
-
-
-def bounds(interval: Interval) -> tuple[float, float]:
-    """Both ends of an interval; the estimate twice if there is no interval."""
-    known = not np.isnan(interval.low)
-    return (interval.low, interval.high) if known else (interval.estimate, interval.estimate)
-
-
-def decide(interval: Interval, level: float = 0.0) -> Side:
-    """The side of ``level`` on which an interval lies; ``level`` if it contains it. Without an interval the estimate decides."""
-    low, high = bounds(interval)
-    return "more" if low > level else "less" if high < level else "level"
-
-
-def digits_of(intervals: Sequence[Interval], otherwise: int) -> int:
-    """How many decimals to show: the last one is at most a third of the median interval width; ``otherwise`` without intervals."""
-    widths = [width for interval in intervals if 1e-9 < (width := interval.high - interval.low) < math.inf]
-    return min(max(1 - math.floor(math.log10(3 * float(np.median(widths)))), 0), 6) if widths else otherwise
-
-
-def show(interval: Interval, digits: int, *, alone: bool = False, sign: str = "") -> str:
-    """An estimate as text, followed by its interval if it has one and ``alone`` is false; ``sign`` "+" marks a difference."""
-    estimate = f"{interval.estimate:{sign}.{digits}f}"
-    if alone or not np.isfinite(interval.low):
-        return estimate
-    return f"{estimate} [{interval.low:{sign}.{digits}f}, {interval.high:{sign}.{digits}f}]"

@@ -13,19 +13,10 @@ import pandas as pd
 from draftlab.errors import UserError
 from draftlab.plan import Finding
 from draftlab.report import tables, tidy
-from draftlab.report.contrast import (
-    Contrast,
-    Result,
-    Selection,
-    Tables,
-    compute,
-    compute_each,
-    decide,
-    digits_of,
-    select_rows,
-    show,
-)
+from draftlab.report.contrast import Contrast, Result, Selection, Tables, compute, compute_each
 from draftlab.report.figures.style import setting
+from draftlab.report.intervals import decide, digits_of, show
+from draftlab.report.tidy import select_rows
 
 
 def sentences(experiment: str, table: pd.DataFrame) -> str:

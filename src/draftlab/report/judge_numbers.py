@@ -12,7 +12,8 @@ import numpy as np
 from draftlab.core.stats import Interval
 from draftlab.errors import UserError
 from draftlab.plan import Scale
-from draftlab.report.contrast import Contrast, Tables, bounds, compute, correct, shift, undecided
+from draftlab.report.contrast import Contrast, Tables, compute
+from draftlab.report.intervals import bounds, correct, shift, undecided
 from draftlab.report.judgement import CLAIM_VERDICTS, NOT_RUN, ClaimVerdict, Judgement, detectable, join, signed
 from draftlab.report.published import Published, Rule, agrees, same
 

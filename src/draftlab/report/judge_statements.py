@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from draftlab.core.stats import Interval
 from draftlab.plan import Scale
-from draftlab.report.contrast import Tables, bounds, compute_each, correct
+from draftlab.report.contrast import Tables, compute_each
+from draftlab.report.intervals import bounds, correct
 from draftlab.report.judgement import NOT_RUN, ROUNDING, ClaimVerdict, Judgement, detectable, join, signed
 from draftlab.report.published import Comparison, Statement
 

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from draftlab.core.stats import Interval
-from draftlab.report.contrast import smallest_detectable
+from draftlab.report.intervals import smallest_detectable
 
 ClaimVerdict = Literal[
     "reproduced",

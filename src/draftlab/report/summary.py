@@ -16,7 +16,8 @@ from draftlab.data import dropped
 from draftlab.errors import UserError
 from draftlab.plan.run import run_of
 from draftlab.report import tidy
-from draftlab.report.contrast import Contrast, Selection, Tables, compute, compute_each, decide, show
+from draftlab.report.contrast import Contrast, Selection, Tables, compute, compute_each
+from draftlab.report.intervals import decide, show
 from draftlab.stages.latency_alpha import summarise
 
 SCHEMES = ("optimal", "importance_truncated", "k_seq", "specinfer", "single")

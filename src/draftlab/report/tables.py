@@ -24,8 +24,9 @@ from draftlab.files.atomic import write_text
 from draftlab.files.tables import read_table
 from draftlab.plan import Layout
 from draftlab.report import tidy
-from draftlab.report.contrast import Contrast, Result, Selection, Tables, compute_each, digits_of
+from draftlab.report.contrast import Contrast, Result, Selection, Tables, compute_each
 from draftlab.report.figures.style import key_name, meaning, setting
+from draftlab.report.intervals import digits_of
 
 EMULATED = (
     "the target is padded with layers that leave its output unchanged, to imitate a large model's cost; "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -135,3 +135,44 @@ def served(rows: pd.DataFrame) -> pd.DataFrame:
 def records(rows: pd.DataFrame) -> list[dict[str, Any]]:
     """Convert a table to one dict per row."""
     return [{str(key): value for key, value in row.items()} for row in rows.to_dict("records")]
+
+
+def select_rows(table: pd.DataFrame, where: Mapping[str, Any], name: str) -> pd.DataFrame:
+    """The rows of ``table`` that match ``where``; its key ``window`` keeps a part of the stream, as fractions of its length."""
+    return table[matches(table, where, name)]
+
+
+def matches(table: pd.DataFrame, where: Mapping[str, Any], name: str) -> pd.Series[bool]:
+    """Which rows of ``table`` match ``where``."""
+    keep = pd.Series(True, index=table.index)
+    for key, wanted in where.items():
+        if key == "window":
+            keep &= in_window(table, *wanted)
+        else:
+            require_columns(table, [key], name)
+            keep &= _one_of(table[key], wanted if isinstance(wanted, list) else [wanted])
+    return keep
+
+
+def _one_of(column: pd.Series, wanted: Sequence[Any]) -> pd.Series[bool]:
+    """Which rows of a column have one of the ``wanted`` values; numbers are compared as numbers."""
+    if pd.api.types.is_bool_dtype(column) or not pd.api.types.is_numeric_dtype(column):
+        return column.astype(str).isin([str(value) for value in wanted])
+    return column.isin(pd.to_numeric(pd.Series(wanted), errors="coerce").dropna())
+
+
+def require_columns(table: pd.DataFrame, columns: Iterable[str], name: str) -> None:
+    """Refuse a table that lacks one of these columns."""
+    if missing := [column for column in columns if column not in table]:
+        readers = "its YAML file, its figure, MEASURES of its stage, or workflow/published"
+        remedy = f"correct what asks for it: {readers}; if the table is older than its stage, run the experiment again"
+        raise UserError(f"table {name} has no column {missing[0]!r}", remedy=remedy)
+
+
+def sort_groups(table: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
+    """Sort ``table`` by ``keys``: numbers ascending, words in the order of their first appearance."""
+
+    def rank(column: pd.Series) -> pd.Series:
+        return column if pd.api.types.is_numeric_dtype(column) else pd.Series(pd.factorize(column)[0], column.index)
+
+    return table.sort_values(list(keys), key=rank, kind="stable")

@@ -23,8 +23,8 @@ from draftlab.files.json_files import read_json, write_json
 from draftlab.files.scratch import die_with_parent
 from draftlab.files.tables import table_bytes, tables_in
 from draftlab.report import figures, findings, published, tables, tidy
-from draftlab.report.contrast import select_rows
 from draftlab.report.figures.style import save
+from draftlab.report.tidy import select_rows
 
 SUFFIXES = (".pdf", ".png", ".md", ".tex", ".csv")
 

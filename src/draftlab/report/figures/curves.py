@@ -15,7 +15,6 @@ from pandas.api.types import is_integer_dtype, is_string_dtype
 from draftlab.core.measure import Measure
 from draftlab.plan.figure import Curves, Live, fields_of
 from draftlab.report import tidy
-from draftlab.report.contrast import select_rows
 from draftlab.report.figures.printed import draw_printed
 from draftlab.report.figures.style import (
     EXACT,
@@ -39,6 +38,7 @@ from draftlab.report.figures.style import (
     seeds,
 )
 from draftlab.report.published import Published
+from draftlab.report.tidy import select_rows
 
 
 def curve_figure(

@@ -16,8 +16,9 @@ from draftlab.core.stats import Interval
 from draftlab.errors import UserError
 from draftlab.plan.figure import Gaps
 from draftlab.report import tidy
-from draftlab.report.contrast import Contrast, Selection, Tables, compute_each, decide
+from draftlab.report.contrast import Contrast, Selection, Tables, compute_each
 from draftlab.report.figures.style import INK, NAMES, counted, footer, in_order, name, panels, seeds
+from draftlab.report.intervals import decide
 from draftlab.report.published import Published
 
 
