@@ -218,9 +218,10 @@ def _measured(
     """Add the measured columns: counts whose ratios follow the score, and times that fall with it."""
     ratios = {m.numerator: m.denominator for m in stage.measures.values() if m.denominator}
     below = [name for name in columns if name in ratios.values()]
+    made: dict[str, Any] = dict(rows.items())  # a table would be copied for each new column
     for name in sorted(columns, key=lambda name: name not in below):
         column = columns[name]
-        if name in rows:
+        if name in made:
             continue
         near = rng.normal(1, 0.02, len(rows))
         if column.kind in (str, bool):
@@ -229,16 +230,16 @@ def _measured(
             value = 3.0
         elif column.unit == "s":
             value = 0.01 * near * (1.0 if name.startswith(("plain", "static", "one_")) else 1.3 - score)
-        elif ratios.get(name) in rows:
-            value = rows[ratios[name]] * (score if name != "emitted" else 1 + 2 * score)
+        elif ratios.get(name) in made:
+            value = made[ratios[name]] * (score if name != "emitted" else 1 + 2 * score)
         elif column.kind is int and column.unit == "weights":
             value = 50_000
         elif column.kind is int:
             value = 40 * score * near if name in ratios else 20 + 0 * near
         else:
             value = (score if name not in below else 20) * near
-        rows[name] = np.round(value).astype(int) if column.kind is int else value
-    return rows[[name for name in rows]]
+        made[name] = np.round(value).astype(int) if column.kind is int else value
+    return pd.DataFrame(made, rows.index)
 
 
 TABLES: dict[str, Callable[..., pd.DataFrame]] = {
