@@ -5,9 +5,10 @@ import pytest
 import torch
 
 from draftlab.core.sampling import Sampling
+from draftlab.engine import replay_suffixes
 from draftlab.engine.recording import record
 from draftlab.engine.replay_lengths import cut, draft_everywhere
-from draftlab.engine.replay_suffixes import continue_everywhere, first_or_else
+from draftlab.engine.replay_suffixes import continue_everywhere, first_or_else, search_seconds
 from draftlab.models.suffixes import Memory, Suffixes
 from tests.models.test_lookup import passages
 from tests.pair import small_llama
@@ -46,6 +47,22 @@ def test_the_blocks_are_those_of_a_loop(recorded):
         assert blocks.accepted.tolist() == [sum(accepted for _, accepted in own) for own in found]
         assert not blocks.steps.any(), "no model makes a step"
         assert 0 < blocks.accepted.sum() < blocks.drafted.sum()
+
+
+def test_the_search_alone_is_timed(recorded, monkeypatch: pytest.MonkeyPatch):
+    """The clock moves in searches only, by a second more in each; every eighth position of each answer is searched from."""
+    clock, lengths = [0.0], []
+
+    def search(text: Suffixes, longest: int):
+        clock[0] += 1 + len(lengths)
+        lengths.append(longest)
+
+    monkeypatch.setattr(replay_suffixes.time, "process_time", lambda: clock[0])
+    monkeypatch.setattr(Suffixes, "path", search)
+    seconds = search_seconds(recorded, recorded.answers, 5)
+    count = sum(-(-len(answer.answer_ids) // 8) for answer in recorded.answers)
+    assert lengths == [5] * count
+    assert seconds == (count + 1) / 2
 
 
 def test_an_answer_does_not_remember_itself(recorded):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,6 +12,11 @@ from draftlab.engine.answers import Answer
 from draftlab.engine.recording import TargetPass
 from draftlab.engine.replay_lengths import Drafted
 from draftlab.models.suffixes import Memory, Suffixes
+
+BETWEEN = 16 * 2**20
+"""Bytes that are read between two timed searches. A step of the target reads its weights, and drives the memory out of the processor's caches."""
+EVERY = 8
+"""Every so many positions a search is timed."""
 
 
 def continue_everywhere(recorded: TargetPass, remembered: Sequence[Answer], depth: int) -> Drafted:
@@ -40,6 +46,22 @@ def continue_everywhere(recorded: TargetPass, remembered: Sequence[Answer], dept
             text.append(token)
             at += 1
     return Drafted(recorded.lengths, accepted, confidence, spread, margin, found)
+
+
+def search_seconds(recorded: TargetPass, remembered: Sequence[Answer], longest: int) -> float:
+    """The CPU seconds in which a server finds the tokens of a block, on average, with caches as cold as after a step of the target."""
+    memory, weights = Memory(answer.answer_ids for answer in remembered), np.ones(BETWEEN // 8)
+    seconds = []
+    for answer in recorded.answers:
+        text = Suffixes(answer.prompt_ids, memory)
+        for place, token in enumerate(answer.answer_ids):
+            if place % EVERY == 0:
+                weights.sum()
+                begin = time.process_time()
+                text.path(longest)
+                seconds.append(time.process_time() - begin)
+            text.append(token)
+    return float(np.mean(seconds))
 
 
 def first_or_else(first: Drafted, other: Drafted, takes_first: Bool[np.ndarray, " positions"]) -> Drafted:

@@ -58,6 +58,7 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     """Replay every option; keep the distilled draft in ``out/draft``, and the one that learnt while it served in ``out/kept_learning``."""
     import pandas as pd
 
+    from draftlab.engine.replay_suffixes import search_seconds
     from draftlab.train import replay_log
     from draftlab.train.folders import Folders
 
@@ -74,8 +75,7 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
             replay_log.lookup(recorded, settings),
             replay_log.fixed_lengths("as_it_comes", draft, recorded, settings),
         )
-    rows, search_seconds = replay_log.suffixes(held_out, train, settings)
-    add("eval", rows)
+    add("eval", replay_log.suffixes(held_out, train, settings))
     rows, online = replay_log.keep_learning(learner, train, settings)
     add("train", rows)
     add("eval", replay_log.fixed_lengths("kept_learning", learner, held_out, settings))
@@ -101,7 +101,8 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     bench.once("saved", keep)
     weights = {name: folders.parameters(name) for name in ("target", settings.draft)}
     facts: Facts = {"parameters": weights, "online": online, "offline": offline, "learnt": learnt}
-    facts |= {"search_seconds": search_seconds}
+    middle = sorted(settings.draft_lens)[len(settings.draft_lens) // 2]
+    facts |= {"search_seconds": search_seconds(held_out, train.answers, middle)}
     return pd.concat(frames, ignore_index=True), facts | folders.facts(effort)
 
 

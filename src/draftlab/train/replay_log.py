@@ -72,13 +72,13 @@ def _by_proposal(rows: pd.DataFrame, recorded: TargetPass) -> pd.DataFrame:
     return pd.concat([rows.assign(proposal=proposal) for proposal in reversed(_proposals(recorded))])
 
 
-def suffixes(recorded: TargetPass, stream: TargetPass, settings: ReplayLog) -> tuple[pd.DataFrame, float]:
-    """Suffix decoding, which remembers the answers of the ``stream``; and the seconds in which it finds the tokens of a block.
+def suffixes(recorded: TargetPass, stream: TargetPass, settings: ReplayLog) -> pd.DataFrame:
+    """Suffix decoding, which remembers the answers of the ``stream``.
 
     If it finds nothing, nothing is drafted or judged, as with prompt lookup. In the option ``suffix_confident`` a block ends where its tokens
     together are less probable than a threshold.
     """
-    frames, begin = [], time.process_time()
+    frames = []
     for draft_len in settings.draft_lens:
         drafted = continue_everywhere(recorded, stream.answers, draft_len)
         for threshold in (0.0, *settings.thresholds):
@@ -86,8 +86,7 @@ def suffixes(recorded: TargetPass, stream: TargetPass, settings: ReplayLog) -> t
             blocks = cut(drafted, np.minimum(sure, drafted.without_model()))
             rows = _of_blocks(blocks, recorded, draft_len, threshold).assign(whole=0.0)  # no model has to catch up
             frames.append(rows.assign(option="suffix_confident" if threshold else "suffix"))
-    seconds = (time.process_time() - begin) / (len(settings.draft_lens) * sum(recorded.lengths))
-    return _by_proposal(pd.concat(frames), recorded), seconds
+    return _by_proposal(pd.concat(frames), recorded)
 
 
 def _count_guesses(text: Ngrams, longest: int) -> int:
