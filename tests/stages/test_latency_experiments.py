@@ -637,6 +637,8 @@ def test_counts_depend_on_measured_times_only_where_a_contender_follows_them() -
     [
         ["none"],
         ["lookup"],
+        ["suffix_confident"],
+        ["lookup_first_confident"],
         ["mine", "mine_adaptive"],
         ["mine", "mine_confident"],
         ["mine", "mine_tree4"],

@@ -64,10 +64,7 @@ def commands(judged: Verdict, folder: Path, draft: str, results: Path) -> list[s
     target = _to_serve(judged.target, results / "main/models/target")
     if promise.option == "lookup":  # has no draft model
         return _joined([engines.lookup_command(target, promise.draft_len)], target, folder)
-    if promise.option in (
-        "suffix",
-        "suffix_confident",
-    ):  # llama.cpp has none, and vLLM reads the folder that a file became
+    if promise.option.startswith("suffix"):  # llama.cpp has none, and vLLM reads the folder that a file became
         folder_of_target = str(results / "main/models/target") if is_gguf(target) else target
         serve = engines.suffix_command(folder_of_target, promise.draft_len, promise.threshold)
         return _joined([serve], folder_of_target, folder)

@@ -193,9 +193,8 @@ def _replay(name: str, tuning: Drafted, measured: Drafted, settings: Settings) -
     best = max(range(settings.depth), key=lambda number: speed(on_stream[number][-1], settings))
     scored = [by_score(rule) for rule in settings.length_rules if rule != SCHEDULE]
     rules = [*fixed, ("tuned", *fixed[best][1:]), *scored]
-    if (
-        SCHEDULE in settings.length_rules and name not in WITHOUT_MODEL
-    ):  # lookup drafts all that it finds, in transformers too
+    if SCHEDULE in settings.length_rules and name not in WITHOUT_MODEL:
+        # Lookup drafts all that it finds, in transformers too.
         choose = schedule(min(FIRST, settings.depth), settings.depth)
         rules.append((SCHEDULE, settings.depth, 0.0, cut(measured, choose)))
     rules.append(("oracle", settings.depth, 0.0, cut(measured, measured.oracle())))

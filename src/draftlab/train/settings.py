@@ -142,7 +142,7 @@ class ReplayLog(Serving):
     )
     thresholds: Distinct[ShareBelow1] = Field(
         [0.3, 0.45, 0.6, 0.8],
-        description="also blocks that end where suffix decoding is less sure of them than this or, at temperature 0, the draft of its token",
+        description="also blocks that end where suffix decoding gives all their tokens together less probability than this; at temperature 0 also where the draft gives its token less",
     )
     epochs: int = Field(2, gt=0, description="epochs of distillation")
     ceiling: int = Field(
