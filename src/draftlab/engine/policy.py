@@ -20,6 +20,7 @@ from draftlab.core.verify.tree import TreeVerifier
 from draftlab.engine.loop import Verification
 from draftlab.errors import UserError
 from draftlab.models import LanguageModel
+from draftlab.models.eagle import Eagle
 from draftlab.models.medusa import Medusa
 
 LARGE_VOCAB = 8192
@@ -84,6 +85,8 @@ def make_policy(
     tree: Tree | ConfidentTree | None = None,
 ) -> Policy:
     """The policy that these make; a ``UserError`` says why verifier, drafts and tree do not fit together."""
+    if isinstance(drafts[0], Eagle) and (num_drafts > 1 or tree is not None):
+        raise UserError("an EAGLE draft writes one sequence", remedy="set num_drafts to 1, and give no tree")
     samplings = [draft_sampling] * num_drafts if isinstance(draft_sampling, Sampling) else list(draft_sampling)
     _check_counts(verifier, num_drafts, draft_len, samplings, len(drafts))
     token_verifier = verifier if isinstance(verifier, TokenVerifier | TreeVerifier) else None

@@ -40,8 +40,8 @@ class Agreement:
     """How well draft and target agree at each answer position of some requests, one request after the other.
 
     ``ratio`` = draft(y) / target(y) at the emitted token y; ``overlap`` = sum_x min(target, draft); ``overlap_repo`` = sum_x draft min(target, draft),
-    the expectation of what OSD's repository adds per drafted token (``alpha_repo``). Medusa heads guess a token from a state that is further
-    back the deeper it is in its block, so their arrays have a second axis, the depth.
+    the expectation of what OSD's repository adds per drafted token (``alpha_repo``). Medusa heads and EAGLE drafts guess a token from a state of the
+    target that is further back the deeper it is in its block, so their arrays have a second axis, the depth.
     """
 
     lengths: list[int]
@@ -159,7 +159,8 @@ def walk(agree: Agreement, draft_len: int, verifier: SingleVerifier = "single") 
         raise UserError(f"draft_len is {draft_len}", remedy="draft at least 1 token")
     if agree.ratio.ndim > 1 and draft_len > agree.ratio.shape[1]:
         raise UserError(
-            f"draft_len is {draft_len}, but there are {agree.ratio.shape[1]} heads", remedy="lower draft_len"
+            f"draft_len is {draft_len}, but the draft guesses {agree.ratio.shape[1]} tokens per block",
+            remedy="lower draft_len",
         )
     lengths = np.asarray(agree.lengths, dtype=np.int64)
     request, left = places_in(lengths)
@@ -296,9 +297,14 @@ def agree_along(
         lengths = [len(answers[p].answer_ids) for p in batch]
         if isinstance(draft, Medusa):
             agree = tree_agreement(logits, tokens, lengths, draft.tree)
+            values = np.stack([agree.ratio, agree.overlap, agree.overlap_repo])
         else:
-            agree = agreement(logits, distribution, tokens, lengths, target_pass.sampling, draft_sampling)
-        values = np.stack([agree.ratio, agree.overlap, agree.overlap_repo])
+            by_depth = logits if logits.ndim > 2 else logits[None]
+            each = [
+                agreement(one, distribution, tokens, lengths, target_pass.sampling, draft_sampling) for one in by_depth
+            ]
+            values = np.stack([[a.ratio, a.overlap, a.overlap_repo] for a in each], -1)
+            values = values if logits.ndim > 2 else values[..., 0]
         parts |= dict(zip(batch, np.split(values, np.cumsum(lengths)[:-1], axis=1), strict=True))
     joined = np.concatenate([parts[p] for p in range(len(chosen))] or [np.zeros((3, 0))], axis=1)
     return Agreement([len(answer.answer_ids) for answer in answers], *joined)

@@ -19,6 +19,7 @@ from draftlab.core.verify.single import single
 from draftlab.core.verify.token import TokenVerifier
 from draftlab.core.verify.tree import TreeVerifier
 from draftlab.engine.batched import BatchedPair
+from draftlab.engine.eagle import EaglePair
 from draftlab.engine.generate import GREEDY, batches, check_requests
 from draftlab.engine.loop import Step, Timed, steps
 from draftlab.engine.medusa import MedusaPair
@@ -26,7 +27,10 @@ from draftlab.engine.policy import make_policy
 from draftlab.errors import UserError
 from draftlab.models import LanguageModel, TokenIds
 from draftlab.models.clock import clock_of
+from draftlab.models.eagle import Eagle
+from draftlab.models.llama_decoder import LlamaDecoder
 from draftlab.models.medusa import Medusa
+from draftlab.models.on_target import OnTarget
 
 BlockObserver = Callable[[int, Float[Tensor, "emitted vocab"]], None]
 """Called with a request and the target's logits at the tokens that a block emitted to it."""
@@ -111,7 +115,7 @@ def speculate(
     one model, or one per sequence; ``draft_sampling`` is that of all sequences, or of each (default: like the target). The sequences of a
     ``tree`` share prefixes; without a tree, they share nothing. A ``ConfidentTree`` grows anew for each block; its ``nodes`` are
     ``num_drafts``, because it may have as many leaves. A ``Medusa`` draft guesses a tree of depth ``draft_len`` with ``num_drafts``
-    leaves, whose siblings are distinct, as ``rrs`` and ``greedy`` expect. An answer ends with its first end-of-text token or at exactly
+    leaves, whose siblings are distinct, as ``rrs`` and ``greedy`` expect. An ``Eagle`` drafts one sequence. An answer ends with its first end-of-text token or at exactly
     ``max_new_tokens``. ``UserError`` for a ``draft_len`` below 1, different vocabularies, a prompt that leaves no room, a verifier that does
     not fit the drafts, or sampling without a generator.
     """
@@ -126,8 +130,8 @@ def speculate(
                 remedy="use two models that share a tokenizer",
             )
         check_requests(model, prompts, max_new_tokens, batch)
-    heads = drafts[0] if isinstance(drafts[0], Medusa) else None  # they read the target's states
-    decoder, *draft_decoders = (model.decoder() for model in (target, *([] if heads else drafts)))
+    on_target = drafts[0] if isinstance(drafts[0], OnTarget) else None
+    decoder, *draft_decoders = (model.decoder() for model in (target, *([] if on_target else drafts)))
     traces, laps, transforms = [BlockTrace() for _ in prompts], list[list[float]](), list[float]()
     clock = clock_of(target.device, time.perf_counter)
 
@@ -140,9 +144,12 @@ def speculate(
     policy = replace(policy, transform=transform)
     for rows in batches(len(prompts), batch):
         texts = [prompts[request] for request in rows]
-        pair: BatchedPair | MedusaPair
-        if heads:
-            pair = MedusaPair(heads, decoder, texts, max_new_tokens, policy)
+        pair: BatchedPair | MedusaPair | EaglePair
+        if isinstance(on_target, Medusa):
+            pair = MedusaPair(on_target, decoder, texts, max_new_tokens, policy)
+        elif isinstance(on_target, Eagle):
+            assert isinstance(decoder, LlamaDecoder)
+            pair = EaglePair(on_target, decoder, texts, draft_len, max_new_tokens, policy)
         else:
             pair = BatchedPair(decoder, draft_decoders, texts, draft_len, max_new_tokens, policy)
         timed = Timed(pair, clock)

@@ -15,6 +15,7 @@ masters, and the residual stream stays in float32.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -70,7 +71,7 @@ class LlamaConfig:
 
 
 class Layer(nn.Module):
-    """The weights of one layer; ``_block`` says what they do."""
+    """The weights of one layer; ``block`` says what they do."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -138,7 +139,7 @@ class Llama(nn.Module):
         rotations = rotation_table(config, self.device)[: tokens.shape[1], None]
         hidden = F.embedding(tokens, self.embed)
         for layer in self.layers:
-            hidden = _block(hidden, layer, rotations, config)
+            hidden = block(hidden, layer, rotations, config)
         if positions is not None:
             hidden = hidden.flatten(0, 1)[positions]
         return F.rms_norm(hidden, self.norm.shape, self.norm, config.rms_norm_eps)
@@ -173,19 +174,20 @@ class Llama(nn.Module):
             seal(temporary)
 
 
-def _block(
+def block(
     hidden: Float[Tensor, "batch len width"],
     layer: Layer,
     rotations: Complex[Tensor, "len 1 half"],
     config: LlamaConfig,
+    attend: Callable[[Tensor, Tensor, Tensor], Tensor] = causal_attention,
 ) -> Float[Tensor, "batch len width"]:
-    """One pre-norm layer: causal attention, then SwiGLU, each added to the residual stream."""
+    """One pre-norm layer: attention (query, key, value: batch heads len dim), then SwiGLU, each added to the residual stream."""
     heads, kv, eps = config.num_attention_heads, config.num_key_value_heads, config.rms_norm_eps
     qkv = linear(F.rms_norm(hidden, layer.input_norm.shape, layer.input_norm, eps), layer.qkv, layer.qkv_bias)
     qkv = qkv.view(*qkv.shape[:-1], -1, config.head_dim)
     rotated = rotate(qkv[:, :, : heads + kv], rotations)
     query, key, value = rotated[:, :, :heads], rotated[:, :, heads:], qkv[:, :, heads + kv :]
-    mixed = causal_attention(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
+    mixed = attend(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
     hidden = hidden + linear(mixed.transpose(1, 2).flatten(2), layer.output)
     gate, up = linear(F.rms_norm(hidden, layer.mlp_norm.shape, layer.mlp_norm, eps), layer.gate_up).chunk(2, -1)
     return hidden + linear(F.silu(gate) * up, layer.down)

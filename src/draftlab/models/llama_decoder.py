@@ -46,11 +46,15 @@ class LlamaDecoder:
         """Logits over the whole vocabulary."""
         return spread(self.head(states), self.kept, self.config.vocab_size)
 
-    def prefill(self, prompts: TokenIds, room: int) -> tuple[LlamaCache, Int[Tensor, " batch"]]:
+    def begin(self, prompts: TokenIds, room: int) -> tuple[LlamaCache, Int[Tensor, "batch len"]]:
+        """An empty cache for the prompts and ``room`` more tokens, and the prompts without their last tokens, padded on the right."""
         tokens, _ = pad_requests(prompts, [[]] * len(prompts), self.config.max_position_embeddings)
         cache = LlamaCache(self, len(prompts), max(map(len, prompts)) + max(room, STEP))
-        if tokens.shape[1]:
-            cache.read(tokens.to(self.embed.device))
+        return cache, tokens.to(self.embed.device)
+
+    def prefill(self, prompts: TokenIds, room: int) -> tuple[LlamaCache, Int[Tensor, " batch"]]:
+        cache, tokens = self.begin(prompts, room)
+        cache.read(tokens)
         cache.crop([len(prompt) - 1 for prompt in prompts])
         return cache, torch.tensor([prompt[-1] for prompt in prompts], device=self.embed.device)
 
@@ -106,14 +110,27 @@ class LlamaCache:
     def extend(self, tokens: Int[Tensor, "batch new"]) -> Float[Tensor, "batch new vocab"]:
         return self.decoder.project(self.states(tokens)).view(*tokens.shape, -1)
 
-    def states(self, tokens: Int[Tensor, "batch new"], tree: Tree | None = None) -> Float[Tensor, "rows width"]:
+    def states(
+        self,
+        tokens: Int[Tensor, "batch new"],
+        tree: Tree | None = None,
+        hidden: Float[Tensor, "batch new width"] | None = None,
+    ) -> Float[Tensor, "rows width"]:
         """Append tokens, or the nodes of a ``tree``; return the states that are projected on the vocabulary."""
-        return self.decoder.norm(self.read(tokens, tree), self.decoder.last_norm)
+        return self.decoder.norm(self.read(tokens, tree, hidden), self.decoder.last_norm)
 
-    def read(self, tokens: Int[Tensor, "batch new"], tree: Tree | None = None) -> Float[Tensor, "rows width"]:
+    def read(
+        self,
+        tokens: Int[Tensor, "batch new"],
+        tree: Tree | None = None,
+        hidden: Float[Tensor, "batch new width"] | None = None,
+    ) -> Float[Tensor, "rows width"]:
         """Append tokens without projecting on the vocabulary. A row may run past the context while others do not; its logits there mean
-        nothing, and the caller drops the tokens. A node of a ``tree`` sees only itself and its ancestors."""
+        nothing, and the caller drops the tokens. A node of a ``tree`` sees only itself and its ancestors. ``hidden`` is what the first layer
+        reads; None: the tokens' embeddings."""
         config, norm, (batch, new) = self.decoder.config, self.decoder.norm, tokens.shape
+        if not new:
+            return self.store.new_empty(0, config.hidden_size)
         heads, kv, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
         end = max(self.lengths) + new
         ragged = min(self.lengths) + new != end or tree is not None
@@ -122,7 +139,8 @@ class LlamaCache:
         window = self.store[:, :, :end].transpose(2, 3)
         keys, values = window.split_with_sizes((kv, kv), 2)
         layers = zip(self.decoder.layers, written, keys.unbind(), values.unbind(), strict=True)
-        hidden = self.decoder.embed.index_select(0, tokens.reshape(-1))
+        embed = self.decoder.embed
+        hidden = embed.index_select(0, tokens.reshape(-1)) if hidden is None else hidden.flatten(0, 1)
         for (input_norm, qkv, output, mlp_norm, gate_up, down), place, key, value in layers:
             mixed = qkv(norm(hidden, input_norm)).to(self.store.dtype).view(batch, new, -1, dim)
             rotate_in_place(mixed[:, :, : heads + kv], rotations)

@@ -6,70 +6,33 @@ the d-th token after that. For the training of drafts, the heads are a model tha
 
 from __future__ import annotations
 
-import copy
-from pathlib import Path
-
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from draftlab.core.tree import Tree
 from draftlab.errors import UserError
-from draftlab.files.atomic import atomic_dir
 from draftlab.models import LanguageModel, TokenIds
 from draftlab.models.batching import pad_requests
-from draftlab.models.llama import Llama
-from draftlab.models.llama_decoder import LlamaDecoder
+from draftlab.models.on_target import OnTarget
 
 
-class Medusa(nn.Module):
+class Medusa(OnTarget):
     """Head d: ``logits = V_d (x + SiLU(W_d x + b_d))``, where x is the target's normed state.
 
-    W and b start at 0, V at the target's projection. Only the heads are parameters; the target is shared and frozen. ``tree`` sets how many
-    tokens of each head a block tries.
+    W and b start at 0, V at the target's projection. ``tree`` sets how many tokens of each head a block tries.
     """
 
     def __init__(self, model: LanguageModel, tree: Tree) -> None:
-        super().__init__()
-        target = _llama(model)
+        super().__init__(model)
+        target = self.target
         heads, (vocab, width) = tree.depth, target.vocab_weight.shape
-        self.shared, self.tree = (target,), tree  # a tuple hides the target from torch: it is no part of this module
+        self.tree = tree
         with torch.device(target.device):
             self.mix = nn.Parameter(torch.zeros(heads, width, width))
             self.bias = nn.Parameter(torch.zeros(heads, 1, width))
             self.project = nn.Parameter(target.vocab_weight.detach().float().expand(heads, vocab, width).clone())
-
-    @property
-    def target(self) -> Llama:
-        return self.shared[0]
-
-    @property
-    def vocab_size(self) -> int:
-        return self.target.vocab_size
-
-    @property
-    def context_length(self) -> int:
-        return self.target.context_length
-
-    @property
-    def device(self) -> torch.device:
-        return self.target.device
-
-    def on(self, target: LanguageModel) -> Medusa:
-        """The same heads on another target, whose states must mean the same."""
-        other = copy.copy(self)
-        other.shared = (_llama(target),)
-        return other
-
-    def __deepcopy__(self, memo: dict[int, object]) -> Medusa:
-        """A copy of the heads on the same target."""
-        memo[id(self.shared)] = self.shared
-        other = self.__new__(type(self))
-        memo[id(self)] = other
-        vars(other).update(copy.deepcopy(vars(self), memo))
-        return other
 
     def forward(self, states: Float[Tensor, "heads rows width"]) -> Float[Tensor, "heads rows vocab"]:
         """Logits of head d from ``states[d]``."""
@@ -94,18 +57,3 @@ class Medusa(nn.Module):
         with torch.no_grad():
             states = self.target.states(tokens.to(self.device), back.flatten().to(self.device)).float()
         return self.forward(states.view(heads, len(positions), -1))
-
-    def decoder(self) -> LlamaDecoder:
-        return self.target.decoder()
-
-    def save(self, folder: Path | str) -> None:
-        """Write the heads alone."""
-        weights = {name: weight.detach() for name, weight in self.named_parameters()}
-        with atomic_dir(folder) as temporary:
-            save_file(weights, temporary / "heads.safetensors")
-
-
-def _llama(target: LanguageModel) -> Llama:
-    if not isinstance(target, Llama):
-        raise UserError("Medusa heads need a Llama as the target", remedy="name one with --config target=")
-    return target

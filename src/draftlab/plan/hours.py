@@ -149,7 +149,7 @@ def of_variant(run: Run, settings: Any, card: Card, prompt: int) -> float | None
     if isinstance(settings, Medusa):
         return _medusa(run, settings, prompt, target, draft)
     if isinstance(settings, Online):
-        return _online(run, settings, prompt, draft)
+        return _online(run, settings, prompt, target, draft)
     if isinstance(settings, Tokens):
         count = settings.epochs * run.settings.data.train_requests(settings.dataset)
         return _distilling(run, settings, prompt, draft, count, measured=2)
@@ -222,7 +222,7 @@ def _replaying(run: Run, draft: OnCard, text: int) -> float:
     return math.ceil(run.settings.data.eval / AT_ONCE) * draft.reading(AT_ONCE, text)
 
 
-def _online(run: Run, settings: Online, prompt: int, draft: OnCard) -> float:
+def _online(run: Run, settings: Online, prompt: int, target: OnCard, draft: OnCard) -> float:
     """Seconds in which a draft is distilled before it serves, reads a stream, and learns from it."""
     text = prompt + run.settings.pairs[settings.pair].answers.max_new_tokens
     groups = len(settings.stream.groups) if settings.stream else 0
@@ -238,6 +238,8 @@ def _online(run: Run, settings: Online, prompt: int, draft: OnCard) -> float:
         warm_steps = math.ceil(warm / settings.batch) * settings.warm_epochs
         batch, warm_steps = (settings.update_interval, steps) if settings.warm_fair else (settings.batch, warm_steps)
         total += draft.updating(batch, text, warm_steps)
+    if settings.reads_target:  # twice to serve and to learn
+        total = settings.draft_len * total + 2 * steps * target.reading(settings.update_interval, text)
     return total
 
 
@@ -255,7 +257,13 @@ def _offline(run: Run, settings: Offline, prompt: int, target: OnCard, draft: On
     new, text = answers.max_new_tokens, prompt + answers.max_new_tokens
     count = settings.epochs * (settings.requests or data.train_requests(settings.dataset))
     count = count if settings.loss != "none" else 0
-    total = _distilling(run, settings, prompt, draft, count, 1 + settings.probes * settings.epochs)
+    measured = 1 + settings.probes * settings.epochs
+    total = _distilling(run, settings, prompt, draft, count, measured)
+    if (
+        settings.reads_target
+    ):  # it predicts each token once for each place in a block, from states that the target computes anew
+        texts = count + measured * data.eval
+        total = settings.longest * total + math.ceil(texts / settings.batch) * target.reading(settings.batch, text)
     if count and settings.sample_source not in RECORDED:
         # Those of several updates, if they fit together (train.learning).
         at_once = min(settings.sample_batch, max(1, settings.sample_batch // settings.batch) * settings.batch)

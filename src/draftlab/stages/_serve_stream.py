@@ -22,6 +22,7 @@ from draftlab.errors import UserError
 from draftlab.files.json_files import read_jsonl, write_json
 from draftlab.files.machine import peak_mb
 from draftlab.models import LanguageModel
+from draftlab.models.eagle import Eagle
 from draftlab.train import online
 from draftlab.train.folders import Folders
 from draftlab.train.learning import Effort, train
@@ -77,7 +78,10 @@ def _measure(
     stream: Traffic, places: Sequence[int], name: str, number: int, settings: Settings, inputs: Inputs, bench: Bench
 ) -> tuple[pd.DataFrame, Effort]:
     """Prepare one draft, then let it serve the requests at its ``places``, or measure it on the held-out requests of its class."""
-    draft = _folders(inputs, bench).draft(settings)
+    folders = _folders(inputs, bench)
+    draft = folders.draft(settings)
+    if settings.reads_target:
+        draft = Eagle(draft, folders.target(settings.device, inputs.dtype), settings.draft_len)
     traffic = stream.take(places) if name else stream
     # A draft is never measured on requests that it was distilled on.
     known = range(part_of(len(traffic), settings.warm_share) if settings.warm_on == "stream" else 0)

@@ -62,6 +62,7 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     """Distil and measure one variant, and keep its draft in ``out/draft`` if it is the one to save."""
     from draftlab.engine.answers import loops
     from draftlab.files.atomic import is_first_process
+    from draftlab.models.eagle import Eagle
     from draftlab.train import parallel
     from draftlab.train.folders import Folders
     from draftlab.train.offline import distil
@@ -73,9 +74,13 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     recorded, held_out = (
         folders.recorded(settings.dataset, split, settings.temperature) for split in ("train", "eval")
     )
-    needs_target = settings.sample_source in LIVE or settings.live
+    needs_target = settings.sample_source in LIVE or settings.live or settings.reads_target
     target = folders.target(settings.device, inputs.dtype) if needs_target else None
-    draft = folders.draft(settings)
+    draft, weights = folders.draft(settings), folders.parameters(settings.draft)
+    if settings.reads_target:
+        assert target is not None
+        draft = Eagle(draft, target, settings.longest)
+        weights += draft.added
     eos_ids = folders.tokenizer.eos_ids
     scene = Scene(draft, recorded, target, inputs.max_new_tokens, eos_ids, settings.sample_batch)
     rows, effort = distil(scene, held_out, settings, checkpoint=bench.checkpoint())
@@ -88,7 +93,7 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
         loss=settings.loss,
         seed=settings.seed,
         looping=rows["request_id"].map(looping.__getitem__),
-        parameters=folders.parameters(settings.draft),
+        parameters=weights,
     )
     covered = coverage(draft, (answer.answer_ids for answer in held_out.answers))
     return rows, folders.facts(effort) | ({} if covered is None else {"head_coverage": covered})

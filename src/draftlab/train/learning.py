@@ -22,6 +22,7 @@ from draftlab.errors import UserError, first_line
 from draftlab.files.digests import code_digest
 from draftlab.models import LanguageModel
 from draftlab.models.head import columns_of
+from draftlab.models.on_target import OnTarget
 from draftlab.train import parallel, training
 from draftlab.train.settings import Training
 from draftlab.train.sources import LIVE, SOURCES, Samples, Scene
@@ -138,7 +139,9 @@ def _terms(draft: LanguageModel, samples: Samples, settings: Training, effort: E
     """Yield the loss of one step by micro-batches, each the sum over its positions divided by all positions of the step."""
     count = parallel.total(len(samples.target_logits))
     effort.positions += count
-    effort.tokens += parallel.total(sum(map(len, samples.prompts)) + len(samples.target_logits))
+    tokens = parallel.total(sum(map(len, samples.prompts)) + len(samples.target_logits))
+    effort.tokens += tokens
+    effort.target_tokens += tokens if isinstance(draft, OnTarget) else 0
     size, requests = settings.micro_batch or len(samples.answers), len(samples.answers)
     for part in samples.cut([min(size, requests - start) for start in range(0, requests, size)]) if requests else ():
         logits = answer_logits(draft, part.prompts, part.answers, settings.autocast)
@@ -185,7 +188,7 @@ def losses_at(
 ) -> Float[Tensor, " positions"]:
     """The loss at each position; fine-tuning uses the tokens as they were written, sampled or not, and no distribution.
 
-    Medusa heads make a prediction of each token per head; the loss there is the mean over the heads.
+    Medusa heads and EAGLE drafts make several predictions of each token; the loss there is their mean.
 
     If the head is trimmed to the tokens H (``kept``), ``logits`` are the logits of H and ``target_logits`` come from ``on_head``. All other
     tokens are merged into a single token, with probability ``1 - target(H)`` under the target and 0 under the draft. Every loss then equals

@@ -36,6 +36,14 @@ else:
     ]
 
 
+ReadsTarget = Annotated[
+    bool,
+    Field(
+        description="the draft also reads the target's states, as EAGLE does; it learns to draft blocks of up to draft_len tokens, and the target runs again for its states"
+    ),
+]
+
+
 class Training(Settings):
     """Settings that offline and online distillation share."""
 
@@ -109,11 +117,25 @@ class Offline(Training):
     probes: int = Field(0, ge=0, description="number of measurements per epoch while training")
     draft_lens: Distinct[Count] = Field([], description="further draft lengths to measure, in tokens")
     live: bool = Field(False, description="also decode the held-out requests with target and draft together, and count")
+    reads_target: ReadsTarget = False
     timed: bool = Field(False, description="add the column learning_seconds of each measurement")
 
     @property
     def is_trained(self) -> bool:
         return self.sample_source != "none" and self.epochs > 0
+
+    @property
+    def longest(self) -> int:
+        """The most tokens of a block that are measured."""
+        return max([self.draft_len, *self.draft_lens])
+
+    @model_validator(mode="after")
+    def _writes_alone(self) -> Offline:
+        if self.reads_target and self.sample_source not in ("teacher", "none"):
+            raise ValueError(
+                "a draft that reads the target's states writes no answers alone: sample_source must be teacher"
+            )
+        return self
 
 
 class Updates(Training):

@@ -1,0 +1,189 @@
+"""EAGLE drafts: what they read, in the loop, along records and as learners."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+
+from draftlab.conformance import Budget, check_samples
+from draftlab.core.sampling import Sampling, to_probs
+from draftlab.core.verify import VERIFIERS
+from draftlab.engine.generate import generate
+from draftlab.engine.recording import record
+from draftlab.engine.replay import replay
+from draftlab.engine.speculate import speculate
+from draftlab.errors import UserError
+from draftlab.models.eagle import Eagle
+from draftlab.models.llama import Llama
+from draftlab.stages.offline import Settings as Offline
+from draftlab.train.designs import trim_head
+from draftlab.train.learning import train
+from draftlab.train.sources import Scene
+from draftlab.train.trimmed_head import kept_by
+from tests.engine.test_speculate import EOS, TARGET, make
+
+PROMPTS = [[1], [1, 2], *([1, 2, 3, *range(5, 6 + i % 5), 7 + i] for i in range(7))]
+
+
+def narrow(vocab: int = 40) -> Llama:
+    """A draft of another width and depth than the target's."""
+    sizes = {"hidden_size": 12, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = replace(TARGET.config, vocab_size=vocab, head_dim=6, tie_word_embeddings=True, **sizes)
+    model, generator = Llama(config), torch.Generator().manual_seed(8)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.normal_(std=0.4, generator=generator)
+    return model
+
+
+def drafted(depth: int = 3, draft: Llama | None = None, target: Llama = TARGET) -> Eagle:
+    """A draft to which states matter from the start."""
+    model = Eagle(draft or narrow(), target, depth)
+    with torch.no_grad():
+        for weight in (model.from_target, model.from_own):
+            weight.normal_(std=0.5, generator=torch.Generator().manual_seed(1))
+    return model
+
+
+def records(sampling: Sampling | None = None):
+    options = {"sampling": sampling, "generator": torch.Generator().manual_seed(3)} if sampling else {}
+    requests = [(str(i), p) for i, p in enumerate(PROMPTS)]
+    return record(TARGET, requests, max_new_tokens=20, eos_ids=[EOS], **options)
+
+
+def learnt(depth: int = 3, steps: int = 60, draft: Llama | None = None) -> Eagle:
+    model = drafted(depth, draft)
+    settings = Offline(dataset="toy", epochs=1, batch=3, learning_rate=1e-2)
+    train(Scene(model, records()), range(len(PROMPTS)), steps, settings)
+    return model
+
+
+def test_each_prediction_reads_the_targets_states_and_then_its_own():
+    """By the definition, token by token: the d-th prediction of a token has d - 1 places after the last state of the target."""
+    model, text = drafted(3), [1, 4, 7, 5, 9, 6, 8, 3]
+    with torch.no_grad():
+        found = model.answer_logits([text[:3]], [text[3:]])
+        whole = TARGET.states(torch.tensor([text]))
+        for depth in range(1, 4):
+            for place in range(3, len(text)):
+                given = place - depth  # the last token with a state of the target before it
+                before = [torch.zeros(16), *whole[0, :given]]
+                cache, _ = model.drafter().begin([text], 8)
+                for number in range(place):
+                    token = torch.tensor([[text[number]]])
+                    hidden = model.inputs(token, before[number][None, None], own=number > given)
+                    state = cache.states(token, hidden=hidden)
+                    if number >= given:
+                        before.append(state[0])
+                wanted = model.drafter().project(state)[0]
+                torch.testing.assert_close(found[depth - 1, place - 3], wanted, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("batch", [1, 4, None])
+@pytest.mark.parametrize("draft_len", [1, 3])
+def test_greedy_text_is_the_targets(draft_len: int, batch: int | None):
+    model, options = learnt(), {"max_new_tokens": 20, "eos_ids": [EOS], "batch": batch}
+    found = speculate(TARGET, model, PROMPTS, draft_len=draft_len, **options)
+    assert [trace.answer_ids for trace in found.traces] == generate(TARGET, PROMPTS, **options)
+    assert sum(sum(trace.accepted) for trace in found.traces) > 0
+
+
+@pytest.mark.parametrize("batch", [1, None])
+def test_replay_counts_what_live_decoding_counts(batch: int | None):
+    model = learnt()
+    walked = replay(model, records(), 3)
+    decoded = speculate(TARGET, model, PROMPTS, draft_len=3, max_new_tokens=20, eos_ids=[EOS], batch=batch).traces
+    assert walked.blocks.tolist() == [len(trace.emitted) for trace in decoded]
+    assert walked.accepted.tolist() == [sum(trace.accepted) for trace in decoded]
+    assert 0 < walked.accepted.sum() < walked.visited.sum()
+
+
+def test_replay_expects_what_live_sampling_finds():
+    sampling, model = Sampling(1.0), learnt()
+    walked = replay(model, records(sampling), 3)
+    generator = torch.Generator().manual_seed(0)
+    options = {"max_new_tokens": 20, "eos_ids": [EOS], "sampling": sampling, "generator": generator}
+    traces = speculate(TARGET, model, PROMPTS * 60, draft_len=3, **options).traces
+    many = record(TARGET, [(str(i), p) for i, p in enumerate(PROMPTS * 60)], **options)
+    expected = replay(model, many, 3)
+    live = sum(sum(t.emitted) for t in traces) / sum(len(t.emitted) for t in traces)
+    assert live == pytest.approx(expected.emitted.sum() / expected.blocks.sum(), abs=0.05)
+    assert walked.emitted.sum() / walked.blocks.sum() == pytest.approx(live, abs=0.25)
+
+
+@pytest.mark.parametrize("verifier", ["single", "block"])
+def test_sampled_text_follows_the_targets_distribution(verifier: str):
+    target, prompt, sampling = make(5, vocab=6), [1, 2, 3, 5], Sampling(1.0)
+    model, generator = drafted(2, narrow(6), target), torch.Generator().manual_seed(0)
+
+    def stream():
+        distributions = {}
+        while True:
+            traces = speculate(
+                target, model, [prompt] * 256, draft_len=2, max_new_tokens=2, eos_ids=[],
+                verifier=VERIFIERS[verifier], sampling=sampling, generator=generator,
+            ).traces  # fmt: skip
+            for first, second in (trace.answer_ids for trace in traces):
+                if first not in distributions:
+                    with torch.no_grad():
+                        distributions[first] = to_probs(target(torch.tensor([[*prompt, first]]))[0, -1], sampling)
+                yield distributions[first], second
+
+    assert check_samples(itertools.islice(stream(), 5000), Budget(5000, 1e-3, 0)).lossless
+
+
+def test_it_learns_what_the_target_says_and_leaves_it_alone():
+    before = [weight.clone() for weight in TARGET.parameters()]
+    untrained, trained = (replay(model, records(), 3) for model in (drafted(), learnt(steps=120)))
+    assert trained.accepted.sum() >= 2 * untrained.accepted.sum()
+    assert all(torch.equal(a, b) for a, b in zip(before, TARGET.parameters(), strict=True))
+    assert all(weight.grad is None for weight in TARGET.parameters())
+
+
+def test_a_trimmed_head_proposes_only_its_tokens():
+    kept = [0, 2, 5, 6, 9, 11]
+    model = learnt(draft=trim_head(narrow(), kept))
+    assert kept_by(model) is model.draft.kept
+    logits = model.answer_logits([[1, 2, 3]], [[4, 5, 6]])
+    assert logits.isfinite().all(0).all(0).nonzero()[:, 0].tolist() == kept
+    options = {"max_new_tokens": 20, "eos_ids": [EOS]}
+    traces = speculate(TARGET, model, PROMPTS, draft_len=3, **options).traces
+    assert [trace.answer_ids for trace in traces] == generate(TARGET, PROMPTS, **options)
+
+
+def test_a_copy_has_weights_of_its_own_and_the_same_target():
+    model = drafted()
+    other = copy.deepcopy(model)
+    assert other.target is model.target
+    assert not {id(weight) for weight in other.parameters()} & {id(weight) for weight in model.parameters()}
+
+
+def test_what_it_cannot_do_is_refused():
+    with pytest.raises(UserError, match="writes one sequence"):
+        speculate(
+            TARGET,
+            drafted(),
+            PROMPTS,
+            draft_len=3,
+            num_drafts=2,
+            max_new_tokens=4,
+            eos_ids=[],
+            verifier=VERIFIERS["rrs"],
+        )
+    with pytest.raises(UserError, match="guesses 3 tokens per block"):
+        replay(drafted(), records(), 4)
+    with pytest.raises(UserError, match="depth is 0"):
+        drafted(depth=0)
+
+
+def test_it_starts_as_the_draft_that_it_was():
+    draft = narrow()
+    model = Eagle(copy.deepcopy(draft), TARGET, 3)
+    with torch.no_grad():
+        wanted = draft.answer_logits(PROMPTS, PROMPTS)
+        for logits in model.answer_logits(PROMPTS, PROMPTS):
+            torch.testing.assert_close(logits, wanted)
