@@ -26,6 +26,7 @@ from draftlab.train.sources import Scene
 from draftlab.train.trimmed_head import kept_by
 from tests.engine.test_speculate import EOS, TARGET, make
 
+LEARNS = Offline(dataset="toy", epochs=1, batch=3, learning_rate=1e-2)
 PROMPTS = [[1], [1, 2], *([1, 2, 3, *range(5, 6 + i % 5), 7 + i] for i in range(7))]
 
 
@@ -55,10 +56,10 @@ def records(sampling: Sampling | None = None):
     return record(TARGET, requests, max_new_tokens=20, eos_ids=[EOS], **options)
 
 
-def learnt(depth: int = 3, steps: int = 60, draft: Llama | None = None) -> Eagle:
-    model = drafted(depth, draft)
-    settings = Offline(dataset="toy", epochs=1, batch=3, learning_rate=1e-2)
-    train(Scene(model, records()), range(len(PROMPTS)), steps, settings)
+def learnt(depth: int = 3, steps: int = 120, draft: Llama | None = None) -> Eagle:
+    """A draft that has learnt to read states."""
+    model = Eagle(draft or narrow(), TARGET, depth)
+    train(Scene(model, records()), range(len(PROMPTS)), steps, LEARNS)
     return model
 
 
@@ -138,8 +139,9 @@ def test_sampled_text_follows_the_targets_distribution(verifier: str):
 
 def test_it_learns_what_the_target_says_and_leaves_it_alone():
     before = [weight.clone() for weight in TARGET.parameters()]
-    untrained, trained = (replay(model, records(), 3) for model in (drafted(), learnt(steps=120)))
-    assert trained.accepted.sum() >= 2 * untrained.accepted.sum()
+    untrained, model = Eagle(narrow(), TARGET, 3), learnt()
+    assert replay(model, records(), 3).accepted.sum() >= 2 * replay(untrained, records(), 3).accepted.sum()
+    assert (model.from_target != 0).all() and (model.from_own != 0).all(), "both kinds of states are learnt"
     assert all(torch.equal(a, b) for a, b in zip(before, TARGET.parameters(), strict=True))
     assert all(weight.grad is None for weight in TARGET.parameters())
 

@@ -122,6 +122,17 @@ def test_learning_that_is_timed_beside_the_target_holds_the_target_and_its_copie
     assert (peaks["break_even"] or 0) > (13.48 + 20 * 1.1) * 1e9
 
 
+@pytest.mark.parametrize("experiment", ["osd_offline", "osd_online"])
+def test_a_draft_that_reads_the_targets_states_learns_beside_the_target(experiment: str) -> None:
+    planned = run(experiments=experiment)
+    settings = next(iter(planned.cells(experiment).values()))[-1].settings
+    settings = settings.model_copy(update={"sample_source": "teacher"})
+    alone, beside = (
+        needs._peak(planned, settings.model_copy(update={"reads_target": reads})) or 0 for reads in (False, True)
+    )
+    assert beside > alone + 13.48e9, "Vicuna-7B in float16"
+
+
 def test_decoding_with_several_drafts_holds_a_cache_for_each() -> None:
     """By hand for OPT-13B with OPT-125M, two sequences of four tokens: weights of both in float16, keys and values of 16 sequences of 2,048
     tokens, logits of both, and eight tables in float64. Texts are written with one cache for each of 8 requests."""
@@ -379,6 +390,8 @@ def test_only_measurements_and_a_classifier_have_no_hours() -> None:
         ("beyond_online_multidraft", "seeds", [0], [0, 1]),
         ("beyond_online_multidraft", "stream", 100, 200),
         ("osd_medusa", "warm_requests", 10, 1000),
+        ("osd_offline", "reads_target", False, True),
+        ("osd_online", "reads_target", False, True),
         ("osd_medusa", "verifiers", ["rrs"], ["rrs", "typical"]),
     ],
 )

@@ -180,6 +180,24 @@ def test_live_decoding_counts_what_replay_counts(results, tmp_path):
     assert replayed["accepted"].sum() > 0
 
 
+def test_with_a_draft_that_reads_the_targets_states_live_decoding_counts_what_replay_counts(results, tmp_path):
+    few = {"epochs": 4, "draft_lens": [1, 5]}
+    alone, facts = run(results, tmp_path / "a", **few)
+    table, with_states = run(results, tmp_path / "b", reads_target=True, live=True, **few)
+    counted = ["accepted", "visited", "overlap", "blocks", "emitted"]
+    replayed, live = (table[table["measured"] == name].set_index("request_id") for name in ("replay", "live"))
+    pd.testing.assert_frame_equal(replayed.loc[replayed["draft_len"] == 3, counted], live[counted])
+    assert replayed.loc[replayed["draft_len"] == 3, "accepted"].sum() > 0
+    (facts,), (with_states,) = facts["runs"], with_states["runs"]
+    assert (facts["target_tokens"], with_states["target_tokens"]) == (0, with_states["tokens"])
+    assert (table["parameters"] - alone["parameters"].iloc[0] == 16 * 32 + 16 * 16).all(), "two matrices more"
+
+
+def test_a_draft_that_reads_the_targets_states_writes_no_answers(results):
+    with pytest.raises(ValueError, match="sample_source must be teacher"):
+        settings(reads_target=True, sample_source="student")
+
+
 # --- sources -----------------------------------------------------------------------------------------------------
 
 
