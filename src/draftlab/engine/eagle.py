@@ -21,8 +21,8 @@ from draftlab.models.llama_decoder import LlamaDecoder
 class EaglePair:
     """A target and a draft on its states.
 
-    ``fresh`` tokens of each request are those that the draft has not read with the target's state before them: the accepted ones of the last
-    block but the first, and the token after them.
+    The draft has not read the ``fresh`` tokens of each request from states of the target: the accepted tokens of the last block, and the token
+    after them. ``before`` has the state before each.
     """
 
     def __init__(
@@ -54,9 +54,9 @@ class EaglePair:
         policy, sampling, fresh = self.policy, self.policy.draft_samplings[0], pad_rows(self.fresh)
         counts = [len(tokens) for tokens in self.fresh]
         known = [length + count for length, count in zip(self.draft_cache.lengths, counts, strict=True)]
-        rows, last = torch.arange(len(counts)), torch.tensor(counts) - 1
-        states = self._read(fresh.to(self.unread.device), self.before, own=False)
-        state = states[rows.to(states.device), last.to(states.device)]
+        device = self.unread.device
+        states = self._read(fresh.to(device), self.before, own=False)
+        state = states[torch.arange(len(counts), device=device), torch.tensor(counts, device=device) - 1]
         self.draft_cache.crop(known)
         tokens, distributions = list[Tensor](), list[Tensor]()
         for place in range(self.draft_len):
