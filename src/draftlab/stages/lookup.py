@@ -59,7 +59,8 @@ class Settings(Base):
     )
     suffixes: bool = Field(False, description="also suffix decoding, which remembers the answers of the stream")
     remembers: Distinct[NonNegativeInt] = Field(
-        [], description="also suffix decoding that remembers only so many answers of the stream, the first ones"
+        [],
+        description="also suffix decoding that remembers only so many answers of the stream, the first ones; numbers above those of the stream are left out",
     )
     cost_ratio: float = Field(ge=0, default=0.05, description="cost of a draft step, in target steps")
     verify_cost: list[float] = Field(
