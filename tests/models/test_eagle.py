@@ -6,6 +6,7 @@ import copy
 import itertools
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,7 +15,7 @@ from draftlab.core.sampling import Sampling, to_probs
 from draftlab.core.verify import VERIFIERS
 from draftlab.engine.generate import generate
 from draftlab.engine.recording import record
-from draftlab.engine.replay import replay
+from draftlab.engine.replay import agree_along, replay, walk
 from draftlab.engine.speculate import speculate
 from draftlab.errors import UserError
 from draftlab.models.eagle import Eagle
@@ -93,6 +94,23 @@ def test_greedy_text_is_the_targets(draft_len: int, batch: int | None):
     assert sum(sum(trace.accepted) for trace in found.traces) > 0
 
 
+@pytest.mark.parametrize("prompts", [[[3] * 44], [[3] * 44, [1, 5]], [[3] * 44] * 2])
+def test_the_context_may_be_filled_to_the_last_place(prompts: list[list[int]]):
+    options = {"max_new_tokens": TARGET.context_length - 44, "eos_ids": []}
+    found = speculate(TARGET, drafted(), prompts, draft_len=3, **options)
+    assert [trace.answer_ids for trace in found.traces] == generate(TARGET, prompts, **options)
+
+
+def test_the_shorter_context_is_that_of_the_draft():
+    draft, prompts = narrow(), [[1] * 18, [1, 5]]
+    draft.config = replace(draft.config, max_position_embeddings=22)  # padded prompts would have 32 places
+    options = {"max_new_tokens": 4, "eos_ids": []}
+    found = speculate(TARGET, drafted(draft=draft), prompts, draft_len=3, **options)
+    assert [trace.answer_ids for trace in found.traces] == generate(TARGET, prompts, **options)
+    with pytest.raises(UserError, match="the context holds 22"):
+        speculate(TARGET, drafted(draft=draft), prompts, draft_len=3, **options | {"max_new_tokens": 5})
+
+
 @pytest.mark.parametrize("batch", [1, None])
 def test_replay_counts_what_live_decoding_counts(batch: int | None):
     model = learnt()
@@ -114,6 +132,16 @@ def test_replay_expects_what_live_sampling_finds():
     live = sum(sum(t.emitted) for t in traces) / sum(len(t.emitted) for t in traces)
     assert live == pytest.approx(expected.emitted.sum() / expected.blocks.sum(), abs=0.05)
     assert walked.emitted.sum() / walked.blocks.sum() == pytest.approx(live, abs=0.25)
+
+
+def test_realised_replays_have_the_expected_counts_on_average():
+    agree, rng = agree_along(learnt(), records(Sampling(1.0))), np.random.default_rng(0)
+    expected, runs = walk(agree, 3), [walk(agree.realise(rng), 3) for _ in range(2000)]
+    for name in ("accepted", "visited", "blocks"):
+        counts = np.array([getattr(run, name) for run in runs])
+        assert (counts == counts.round()).all(), "one run of decoding"
+        np.testing.assert_allclose(counts.mean(0), getattr(expected, name), atol=0.25)
+    assert not np.allclose(agree.ratio[:, 0], agree.ratio[:, 2]), "the depth must matter"
 
 
 @pytest.mark.parametrize("verifier", ["single", "block"])
@@ -141,7 +169,8 @@ def test_it_learns_what_the_target_says_and_leaves_it_alone():
     before = [weight.clone() for weight in TARGET.parameters()]
     untrained, model = Eagle(narrow(), TARGET, 3), learnt()
     assert replay(model, records(), 3).accepted.sum() >= 2 * replay(untrained, records(), 3).accepted.sum()
-    assert (model.from_target != 0).all() and (model.from_own != 0).all(), "both kinds of states are learnt"
+    for weight in (model.from_target, model.from_own):
+        assert (weight != 0).all(), "both kinds of states are learnt"
     assert all(torch.equal(a, b) for a, b in zip(before, TARGET.parameters(), strict=True))
     assert all(weight.grad is None for weight in TARGET.parameters())
 
@@ -178,6 +207,11 @@ def test_what_it_cannot_do_is_refused():
         )
     with pytest.raises(UserError, match="guesses 3 tokens per block"):
         replay(drafted(), records(), 4)
+    other = drafted(draft=narrow(30))
+    with pytest.raises(UserError, match="draft has 30 tokens, but the recorded target has 40"):
+        replay(other, records(), 3)
+    with pytest.raises(UserError, match=r"different vocabularies \(40 and 30 tokens\)"):
+        speculate(TARGET, other, PROMPTS, draft_len=3, max_new_tokens=4, eos_ids=[])
     with pytest.raises(UserError, match="depth is 0"):
         drafted(depth=0)
 

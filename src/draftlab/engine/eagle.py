@@ -39,6 +39,7 @@ class EaglePair:
         self.drafter = draft.drafter()
         self.cache, tokens = decoder.begin(prompts, room)
         self.draft_cache, _ = self.drafter.begin(prompts, room)
+        tokens = tokens[:, : draft.context_length]  # the rest is padding
         states = self.cache.states(tokens).view(*tokens.shape, draft.target.config.hidden_size)
         before = F.pad(states, (0, 0, 1, 0))  # before[:, t]: the state before token t
         self.draft_cache.read(tokens, hidden=draft.inputs(tokens, before[:, :-1], own=False))
@@ -59,7 +60,7 @@ class EaglePair:
         state = states[torch.arange(len(counts), device=device), torch.tensor(counts, device=device) - 1]
         self.draft_cache.crop(known)
         tokens, distributions = list[Tensor](), list[Tensor]()
-        for place in range(self.draft_len):
+        for place in range(min(self.draft_len, max(left))):
             if place:
                 state = self._read(tokens[-1][:, None], state[:, None], own=True)[:, -1]
             logits = self.drafter.project(state)

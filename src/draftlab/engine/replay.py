@@ -51,7 +51,7 @@ class Agreement:
 
     def realise(self, rng: np.random.Generator) -> Agreement:
         """Draw the accept flag of every position, so that ``walk`` gives one run of live decoding instead of the expectation."""
-        flags = rng.random(len(self.ratio)) < self.ratio
+        flags = rng.random(self.ratio.shape) < self.ratio
         return dataclasses.replace(self, ratio=flags.astype(np.float64))
 
 

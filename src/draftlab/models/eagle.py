@@ -45,6 +45,10 @@ class Eagle(OnTarget):
         self.size = float(self.draft.embed.detach().float().square().mean().sqrt())
 
     @property
+    def vocab_size(self) -> int:
+        return self.draft.vocab_size
+
+    @property
     def context_length(self) -> int:
         return min(self.draft.context_length, self.target.context_length)
 
