@@ -521,14 +521,15 @@ def test_a_checkpoint_of_another_draft_or_target_is_left_aside(results, tmp_path
     assert steps[0] == (3 if what == "nothing" else 0)
 
 
-def test_probes_survive_a_killed_run(results, tmp_path, monkeypatch):
+@pytest.mark.parametrize("changes", [{}, {"reads_target": True, "micro_batch": 3}])
+def test_probes_survive_a_killed_run(results, tmp_path, monkeypatch, changes):
     monkeypatch.setattr(training, "CHECKPOINT_SECONDS", 0.0)
-    straight, _ = run(results, tmp_path / "a", epochs=2, probes=3)
+    straight, _ = run(results, tmp_path / "a", epochs=2, probes=3, **changes)
     with monkeypatch.context() as patch:
         patch.setattr(offline, "measure", Mortal(offline.measure, dies_at=4))
         with pytest.raises(Killed):
-            run(results, tmp_path / "b", epochs=2, probes=3)
-    resumed, _ = run(results, tmp_path / "b", epochs=2, probes=3)
+            run(results, tmp_path / "b", epochs=2, probes=3, **changes)
+    resumed, _ = run(results, tmp_path / "b", epochs=2, probes=3, **changes)
     pd.testing.assert_frame_equal(straight, resumed)
 
 

@@ -18,6 +18,7 @@ from draftlab.errors import UserError
 from draftlab.files.json_files import read_json, write_jsonl
 from draftlab.files.machine import peak_mb
 from draftlab.models import load_model
+from draftlab.models.eagle import Eagle
 from draftlab.report import tidy
 from draftlab.stages import STAGES
 from draftlab.train import online, traffic, training
@@ -140,7 +141,15 @@ def test_requests_without_a_position_to_learn_cost_no_training(results, stream):
     assert effort.tokens == sum(len(record.prompt_ids) + len(record.answer_ids) for record in odd)
 
 
-@pytest.mark.parametrize("changes", [{"replay": 4}, {"loss_positions": "all", "buffer": 3, "replay": 2}, {"bin": 4}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"replay": 4},
+        {"loss_positions": "all", "buffer": 3, "replay": 2},
+        {"bin": 4},
+        {"reads_target": True, "temperature": 1.0},
+    ],
+)
 @pytest.mark.parametrize("killed_after", [5, 17, 30])
 def test_a_killed_stream_goes_on_to_the_same_bytes(results, tmp_path, monkeypatch, changes, killed_after):
     """Counts, losses, probes and the saved draft are the same as without a kill."""
@@ -163,7 +172,8 @@ def test_a_killed_stream_goes_on_to_the_same_bytes(results, tmp_path, monkeypatc
     served_before = len(served)
     run(results, tmp_path / "killed", **chosen)
     assert served[served_before] == killed_after // 5 * 5
-    for name in ("rows.csv", "draft/model.safetensors"):
+    weights_file = "heads" if "reads_target" in changes else "model"
+    for name in ("rows.csv", f"draft/{weights_file}.safetensors"):
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     assert not [file for file in (tmp_path / "killed").iterdir() if file.name.startswith(".")]
 
@@ -218,6 +228,51 @@ def test_live_serving_is_replay(results, stream):
         served, expected = (weights(draft) for draft in drafts)
         assert float((served - expected).norm() / expected.norm()) < 0.005
     assert not forwards
+
+
+def reader_of(results):
+    """A draft that reads its target's states, and knows some use of them."""
+    model = Eagle(draft_of(results), load_model(results / "models/target"), 3)
+    with torch.no_grad():
+        for weight in (model.from_target, model.from_own):
+            weight.normal_(std=0.1, generator=torch.Generator().manual_seed(0))
+    return model
+
+
+@pytest.mark.parametrize("loss_positions", ["rejected", "block_end"])
+def test_live_serving_is_replay_for_a_draft_that_reads_the_targets_states(results, stream, loss_positions):
+    chosen = settings(loss_positions=loss_positions)
+    model, other = reader_of(results), reader_of(results)
+    replayed, effort = online.serve(model, stream, chosen)
+    live, same = online.serve(other, stream, chosen, server=live_server(other.target, ROOM, {2}))
+    losses = [rows.pop("update_loss") for rows in (replayed, live)]
+    pd.testing.assert_series_equal(*losses, rtol=1e-3)
+    pd.testing.assert_frame_equal(replayed, live[replayed.columns], check_dtype=False)
+    assert effort == same
+    assert effort.positions > 0
+    assert 0 < replayed["accepted"].sum() < replayed["visited"].sum()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_stream_is_served_by_a_draft_that_reads_the_targets_states(results, tmp_path, temperature):
+    """With all that a stream can ask for: probes, a lag, distillation before, old requests again, parts of an update."""
+    options = {"temperature": temperature, "probes": 2, "warm_on": "stream", "warm_share": 0.25, "lag": 3}
+    options |= {"replay": 2, "micro_batch": 3, "keeps_embedding": True}
+    rows, _ = run(results, tmp_path, {"method": {"alone": {}, "reads": {"reads_target": True}}}, **options)
+    counted = {name: part[COUNTS].sum() for name, part in rows.groupby("method")}
+    assert (counted["alone"]["emitted"], counted["reads"]["emitted"]) == (counted["alone"]["emitted"],) * 2
+    assert counted["alone"]["accepted"] != counted["reads"]["accepted"]
+
+
+def test_updates_reach_a_served_draft_that_reads_the_targets_states(results, stream):
+    """After the last update has arrived, the served draft has the weights of one that learnt the same lessons without a lag."""
+    served, fresh = reader_of(results), reader_of(results)
+    before = weights(served).clone()
+    chosen = settings(loss_positions="all", update_interval=len(stream) - 4)
+    online.serve(served, stream, chosen.model_copy(update={"lag": 4}))
+    online.serve(fresh, stream, chosen)
+    assert torch.equal(weights(served), weights(fresh))
+    assert not torch.equal(weights(served), before)
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0])
