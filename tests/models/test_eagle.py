@@ -33,8 +33,9 @@ PROMPTS = [[1], [1, 2], *([1, 2, 3, *range(5, 6 + i % 5), 7 + i] for i in range(
 
 def narrow(vocab: int = 40) -> Llama:
     """A draft of another width and depth than the target's."""
-    sizes = {"hidden_size": 12, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
-    config = replace(TARGET.config, vocab_size=vocab, head_dim=6, tie_word_embeddings=True, **sizes)
+    sizes = {"hidden_size": 12, "intermediate_size": 24, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6}
+    config = replace(TARGET.config, vocab_size=vocab, tie_word_embeddings=True, **sizes)
     model, generator = Llama(config), torch.Generator().manual_seed(8)
     with torch.no_grad():
         for weight in model.parameters():
@@ -51,9 +52,9 @@ def drafted(depth: int = 3, draft: Llama | None = None, target: Llama = TARGET) 
     return model
 
 
-def records(sampling: Sampling | None = None):
+def records(sampling: Sampling | None = None, prompts: list[list[int]] = PROMPTS):
     options = {"sampling": sampling, "generator": torch.Generator().manual_seed(3)} if sampling else {}
-    requests = [(str(i), p) for i, p in enumerate(PROMPTS)]
+    requests = [(str(i), p) for i, p in enumerate(prompts)]
     return record(TARGET, requests, max_new_tokens=20, eos_ids=[EOS], **options)
 
 
@@ -113,9 +114,9 @@ def test_the_shorter_context_is_that_of_the_draft():
 
 @pytest.mark.parametrize("batch", [1, None])
 def test_replay_counts_what_live_decoding_counts(batch: int | None):
-    model = learnt()
-    walked = replay(model, records(), 3)
-    decoded = speculate(TARGET, model, PROMPTS, draft_len=3, max_new_tokens=20, eos_ids=[EOS], batch=batch).traces
+    model, prompts = learnt(), [*PROMPTS, *([1, 5 + i % 7, 9 + i % 11, 3 + i % 5] for i in range(40))]
+    walked = replay(model, records(prompts=prompts), 3)
+    decoded = speculate(TARGET, model, prompts, draft_len=3, max_new_tokens=20, eos_ids=[EOS], batch=batch).traces
     assert walked.blocks.tolist() == [len(trace.emitted) for trace in decoded]
     assert walked.accepted.tolist() == [sum(trace.accepted) for trace in decoded]
     assert 0 < walked.accepted.sum() < walked.visited.sum()
@@ -214,6 +215,16 @@ def test_what_it_cannot_do_is_refused():
         speculate(TARGET, other, PROMPTS, draft_len=3, max_new_tokens=4, eos_ids=[])
     with pytest.raises(UserError, match="depth is 0"):
         drafted(depth=0)
+
+
+def test_states_of_any_size_are_read_at_the_size_of_an_embedding():
+    model, token = drafted(), torch.tensor([[4]])
+    with torch.no_grad():
+        model.from_own.copy_(torch.eye(12))
+        for scale in (1.0, 100.0):
+            added = model.inputs(token, scale * torch.randn(1, 1, 12), own=True) - model.draft.embed[4]
+            size = model.draft.embed.square().mean().sqrt()
+            torch.testing.assert_close(added.square().mean().sqrt(), size)
 
 
 def test_it_starts_as_the_draft_that_it_was():
