@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from draftlab.conformance import Budget, check_samples
 from draftlab.core.sampling import Sampling, to_probs
@@ -176,10 +177,12 @@ def test_it_learns_what_the_target_says_and_leaves_it_alone():
     assert all(weight.grad is None for weight in TARGET.parameters())
 
 
-def test_a_trimmed_head_proposes_only_its_tokens():
+def test_a_trimmed_head_proposes_only_its_tokens(tmp_path):
     kept = [0, 2, 5, 6, 9, 11]
     model = learnt(draft=trim_head(narrow(), kept))
     assert kept_by(model) is model.draft.kept
+    model.save(tmp_path / "draft")
+    assert load_file(tmp_path / "draft/heads.safetensors")["draft.kept"].tolist() == kept
     logits = model.answer_logits([[1, 2, 3]], [[4, 5, 6]])
     assert logits.isfinite().all(0).all(0).nonzero()[:, 0].tolist() == kept
     options = {"max_new_tokens": 20, "eos_ids": [EOS]}

@@ -1,7 +1,7 @@
 """A draft that also reads its target's states, as EAGLE does (Li et al. 2024, arXiv 2401.15077; EAGLE-3: Li et al. 2025, arXiv 2503.01840).
 
 A state is what the target projects on the vocabulary. The target chose token x_t from its state s_(t-1). The draft adds that state to the
-token's embedding, then goes on as before:
+token's embedding (each state is scaled to the size of an embedding), then goes on as before:
 
     g_t = layers(embed(x_t) + W s_(t-1)),     logits of x_(t+1) = head(g_t).
 

@@ -58,10 +58,9 @@ class OnTarget(nn.Module):
         return self.target.decoder()
 
     def save(self, folder: Path | str) -> None:
-        """Write the draft's own weights."""
-        weights = {name: weight.detach() for name, weight in self.named_parameters()}
+        """Write the draft's own weights, and the tokens of its head if it is trimmed."""
         with atomic_dir(folder) as temporary:
-            save_file(weights, temporary / "heads.safetensors")
+            save_file(self.state_dict(), temporary / "heads.safetensors")
 
 
 def as_llama(model: LanguageModel) -> Llama:
