@@ -27,6 +27,7 @@ from draftlab.engine.replay import Agreement, agree_along, at_its_depth, walk
 from draftlab.errors import UserError
 from draftlab.files.digests import code_digest
 from draftlab.models import LanguageModel
+from draftlab.models.on_target import OnTarget
 from draftlab.progress import progress
 from draftlab.train import training
 from draftlab.train.learning import Effort, losses_at
@@ -203,7 +204,9 @@ def _update(learner: LanguageModel, optimizer: torch.optim.Optimizer, run: _Prog
     rows.loc[len(rows) - 1, "updates"] = int(positions > 0)
     rows.loc[len(rows) - 1, "update_loss"] = loss
     run.effort.positions += positions
-    run.effort.tokens += sum(lesson.length for lesson in lessons if len(lesson.where))
+    tokens = sum(lesson.length for lesson in lessons if len(lesson.where))
+    run.effort.tokens += tokens
+    run.effort.target_tokens += tokens if isinstance(learner, OnTarget) else 0
     run.effort.updates += positions > 0
     if settings.replay:
         past.extend(run.fresh)
