@@ -16,7 +16,7 @@ from draftlab.core.sampling import Sampling, to_probs
 from draftlab.core.verify import VERIFIERS
 from draftlab.engine.generate import generate
 from draftlab.engine.recording import record
-from draftlab.engine.replay import agree_along, replay, walk
+from draftlab.engine.replay import agree_along, at_its_depth, replay, walk
 from draftlab.engine.speculate import speculate
 from draftlab.errors import UserError
 from draftlab.models.eagle import Eagle
@@ -146,6 +146,13 @@ def test_realised_replays_have_the_expected_counts_on_average():
     assert not np.allclose(agree.ratio[:, 0], agree.ratio[:, 2]), "the depth must matter"
 
 
+def test_a_token_has_the_depth_that_it_has_in_its_block():
+    """Blocks begin at the first and the fifth token; the fourth is the token of the target after three drafted ones."""
+    values, starts = np.arange(18).reshape(6, 3), np.array([True, False, False, False, True, False])
+    assert at_its_depth(values, starts).tolist() == [0, 4, 8, 11, 12, 16]
+    assert at_its_depth(values[:, 0], starts).tolist() == [0, 3, 6, 9, 12, 15]
+
+
 @pytest.mark.parametrize("verifier", ["single", "block"])
 def test_sampled_text_follows_the_targets_distribution(verifier: str):
     target, prompt, sampling = make(5, vocab=6), [1, 2, 3, 5], Sampling(1.0)
@@ -198,17 +205,10 @@ def test_a_copy_has_weights_of_its_own_and_the_same_target():
 
 
 def test_what_it_cannot_do_is_refused():
-    with pytest.raises(UserError, match="writes one sequence"):
-        speculate(
-            TARGET,
-            drafted(),
-            PROMPTS,
-            draft_len=3,
-            num_drafts=2,
-            max_new_tokens=4,
-            eos_ids=[],
-            verifier=VERIFIERS["rrs"],
-        )
+    options = {"draft_len": 3, "num_drafts": 2, "max_new_tokens": 4, "eos_ids": []}
+    for drafts in (drafted(), [narrow(), drafted()]):
+        with pytest.raises(UserError, match="writes one sequence"):
+            speculate(TARGET, drafts, PROMPTS, verifier=VERIFIERS["specinfer"], **options)
     with pytest.raises(UserError, match="guesses 3 tokens per block"):
         replay(drafted(), records(), 4)
     other = drafted(draft=narrow(30))

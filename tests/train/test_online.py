@@ -235,7 +235,7 @@ def reader_of(results):
     model = Eagle(draft_of(results), load_model(results / "models/target"), 3)
     with torch.no_grad():
         for weight in (model.from_target, model.from_own):
-            weight.normal_(std=0.1, generator=torch.Generator().manual_seed(0))
+            weight.normal_(std=0.5, generator=torch.Generator().manual_seed(0))
     return model
 
 

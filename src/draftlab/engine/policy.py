@@ -85,7 +85,7 @@ def make_policy(
     tree: Tree | ConfidentTree | None = None,
 ) -> Policy:
     """The policy that these make; a ``UserError`` says why verifier, drafts and tree do not fit together."""
-    if isinstance(drafts[0], Eagle) and (num_drafts > 1 or tree is not None):
+    if any(isinstance(draft, Eagle) for draft in drafts) and (num_drafts > 1 or tree is not None):
         raise UserError("an EAGLE draft writes one sequence", remedy="set num_drafts to 1, and give no tree")
     samplings = [draft_sampling] * num_drafts if isinstance(draft_sampling, Sampling) else list(draft_sampling)
     _check_counts(verifier, num_drafts, draft_len, samplings, len(drafts))
