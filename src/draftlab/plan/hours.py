@@ -259,9 +259,7 @@ def _offline(run: Run, settings: Offline, prompt: int, target: OnCard, draft: On
     count = count if settings.loss != "none" else 0
     measured = 1 + settings.probes * settings.epochs
     total = _distilling(run, settings, prompt, draft, count, measured)
-    if (
-        settings.reads_target
-    ):  # it predicts each token once for each place in a block, from states that the target computes anew
+    if settings.reads_target:  # each token once for each place in a block, from states that the target computes anew
         texts = count + measured * data.eval
         total = settings.longest * total + math.ceil(texts / settings.batch) * target.reading(settings.batch, text)
     if count and settings.sample_source not in RECORDED:
