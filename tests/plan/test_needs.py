@@ -408,6 +408,20 @@ def test_more_work_takes_more_hours(experiment: str, name: str, once: Any, more:
         assert longer > fewer * (1 + (name != "schemes") * 1e-3)
 
 
+@pytest.mark.parametrize(("name", "value"), [("warm_epochs", 11), ("probes", 50)])
+def test_a_target_whose_states_are_read_runs_again_for_each_part_of_a_stream(name: str, value: int) -> None:
+    planned = run(experiments="osd_online")
+    settings = next(iter(planned.cells("osd_online").values()))[0].settings
+    settings = settings.model_copy(update={"warm_on": "stream", "probes": 0})
+
+    def more(reads: bool) -> float:
+        variants = [settings.model_copy(update={"reads_target": reads, **change}) for change in ({}, {name: value})]
+        few, many = (hours.of_variant(planned, variant, GPUS["a100-80"], 256) or 0.0 for variant in variants)
+        return many - few
+
+    assert more(True) > 2 * settings.draft_len * more(False) > 0
+
+
 def test_heads_read_the_target_once_to_learn_and_once_more_to_serve() -> None:
     planned, card = run(experiments="osd_medusa"), GPUS["a100-80"]
     settings = next(iter(planned.cells("osd_medusa").values()))[0].settings

@@ -233,13 +233,16 @@ def _online(run: Run, settings: Online, prompt: int, target: OnCard, draft: OnCa
     total += settings.probes * _replaying(run, draft, text)
     if settings.learns:
         total += draft.updating(settings.update_interval + settings.replay, text, steps)
+    batch, warm_steps = settings.batch, 0
     if settings.warm_on != "nothing":
         warm = settings.warm_share * (count if settings.warm_on == "stream" else settings.aside * max(groups, 1))
         warm_steps = math.ceil(warm / settings.batch) * settings.warm_epochs
         batch, warm_steps = (settings.update_interval, steps) if settings.warm_fair else (settings.batch, warm_steps)
         total += draft.updating(batch, text, warm_steps)
-    if settings.reads_target:  # twice to serve and to learn
-        total = settings.draft_len * total + 2 * steps * target.reading(settings.update_interval, text)
+    if settings.reads_target:  # the target computes its states anew wherever the draft reads a text
+        passes = steps * (1 + settings.learns)
+        total = settings.draft_len * total + passes * target.reading(settings.update_interval, text)
+        total += settings.probes * _replaying(run, target, text) + warm_steps * target.reading(batch, text)
     return total
 
 
