@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from draftlab.conformance import Budget, check_samples
-from draftlab.core.sampling import Sampling, to_probs
+from draftlab.core.sampling import Sampling
 from draftlab.core.verify import VERIFIERS
 from draftlab.engine.generate import generate
 from draftlab.engine.recording import record
@@ -27,6 +27,7 @@ from draftlab.train.learning import train
 from draftlab.train.sources import Scene
 from draftlab.train.trimmed_head import kept_by
 from tests.engine.test_speculate import EOS, TARGET, make
+from tests.models.test_medusa import second_tokens
 
 LEARNS = Offline(dataset="toy", epochs=1, batch=3, learning_rate=1e-2)
 PROMPTS = [[1], [1, 2], *([1, 2, 3, *range(5, 6 + i % 5), 7 + i] for i in range(7))]
@@ -155,23 +156,11 @@ def test_a_token_has_the_depth_that_it_has_in_its_block():
 
 @pytest.mark.parametrize("verifier", ["single", "block"])
 def test_sampled_text_follows_the_targets_distribution(verifier: str):
-    target, prompt, sampling = make(5, vocab=6), [1, 2, 3, 5], Sampling(1.0)
-    model, generator = drafted(2, narrow(6), target), torch.Generator().manual_seed(0)
-
-    def stream():
-        distributions = {}
-        while True:
-            traces = speculate(
-                target, model, [prompt] * 256, draft_len=2, max_new_tokens=2, eos_ids=[],
-                verifier=VERIFIERS[verifier], sampling=sampling, generator=generator,
-            ).traces  # fmt: skip
-            for first, second in (trace.answer_ids for trace in traces):
-                if first not in distributions:
-                    with torch.no_grad():
-                        distributions[first] = to_probs(target(torch.tensor([[*prompt, first]]))[0, -1], sampling)
-                yield distributions[first], second
-
-    assert check_samples(itertools.islice(stream(), 5000), Budget(5000, 1e-3, 0)).lossless
+    target = make(5, vocab=6)
+    options = {"sampling": Sampling(1.0), "generator": torch.Generator().manual_seed(0)}
+    options |= {"draft_len": 2, "verifier": VERIFIERS[verifier]}
+    drawn = itertools.islice(second_tokens(target, drafted(2, narrow(6), target), [1, 2, 3, 5], **options), 5000)
+    assert check_samples(drawn, Budget(5000, 1e-3, 0)).lossless
 
 
 def test_it_learns_what_the_target_says_and_leaves_it_alone():

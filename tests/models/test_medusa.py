@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,8 @@ from draftlab.engine.recording import record
 from draftlab.engine.replay import replay
 from draftlab.engine.speculate import speculate
 from draftlab.errors import UserError
+from draftlab.models import LanguageModel
+from draftlab.models.llama import Llama
 from draftlab.models.medusa import Medusa
 from draftlab.stages.offline import Settings as Offline
 from draftlab.train import training
@@ -92,27 +94,29 @@ def test_replay_counts_what_live_decoding_counts(widths: tuple[int, ...]):
     assert walked.overlap.tolist() == [sum(trace.overlap) for trace in traces]
 
 
+def second_tokens(
+    target: Llama, draft: LanguageModel, prompt: list[int], **options: Any
+) -> Iterator[tuple[torch.Tensor, int]]:
+    """Sampled answers of two tokens: the target's distribution of the second, given the first, and the second."""
+    distributions = dict[int, torch.Tensor]()
+    while True:
+        traces = speculate(target, draft, [prompt] * 256, max_new_tokens=2, eos_ids=[], **options).traces
+        for first, second in (trace.answer_ids for trace in traces):
+            if first not in distributions:
+                with torch.no_grad():
+                    logits = target(torch.tensor([[*prompt, first]]))[0, -1]
+                distributions[first] = to_probs(logits, options["sampling"])
+            yield distributions[first], second
+
+
 @pytest.mark.parametrize("verifier", ["rrs", "greedy", "ranked"])
 def test_sampled_text_follows_the_targets_distribution(verifier: str):
     """The conformance kit on live decoding: the second token of an answer, given its first."""
-    target, prompt = make(5, vocab=6), [1, 2, 3, 5]
-    model, sampling = heads((2, 2), target), Sampling(1.0)
-    generator = torch.Generator().manual_seed(0)
-
-    def stream():
-        distributions = {}
-        while True:
-            traces = speculate(
-                target, model, [prompt] * 256, draft_len=2, num_drafts=4, max_new_tokens=2, eos_ids=[],
-                verifier=VERIFIERS[verifier], sampling=sampling, generator=generator,
-            ).traces  # fmt: skip
-            for first, second in (trace.answer_ids for trace in traces):
-                if first not in distributions:
-                    with torch.no_grad():
-                        distributions[first] = to_probs(target(torch.tensor([[*prompt, first]]))[0, -1], sampling)
-                yield distributions[first], second
-
-    assert check_samples(itertools.islice(stream(), 5000), Budget(5000, 1e-3, 0)).lossless
+    target = make(5, vocab=6)
+    options = {"sampling": Sampling(1.0), "generator": torch.Generator().manual_seed(0)}
+    options |= {"draft_len": 2, "num_drafts": 4, "verifier": VERIFIERS[verifier]}
+    drawn = itertools.islice(second_tokens(target, heads((2, 2), target), [1, 2, 3, 5], **options), 5000)
+    assert check_samples(drawn, Budget(5000, 1e-3, 0)).lossless
 
 
 def test_typical_acceptance_is_told_from_a_lossless_one():
