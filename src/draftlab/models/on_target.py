@@ -1,4 +1,4 @@
-"""Drafts that read their target's states: its own layers write the states, and only what is added to them is learnt."""
+"""Drafts that read the states of their target, which is frozen: only their own weights learn."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ else:
 ReadsTarget = Annotated[
     bool,
     Field(
-        description="the draft also reads the target's states, as EAGLE does; it learns to draft blocks of up to draft_len tokens, and the target runs again for its states"
+        description="the draft also reads the target's states, as EAGLE does, for which the target runs again; it learns the longest blocks that are measured"
     ),
 ]
 
