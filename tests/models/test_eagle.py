@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from draftlab.conformance import Budget, check_samples
 from draftlab.core.sampling import Sampling
+from draftlab.core.tree import Tree
 from draftlab.core.verify import VERIFIERS
 from draftlab.engine.generate import generate
 from draftlab.engine.recording import record
@@ -21,6 +22,7 @@ from draftlab.engine.speculate import speculate
 from draftlab.errors import UserError
 from draftlab.models.eagle import Eagle
 from draftlab.models.llama import Llama
+from draftlab.models.medusa import Medusa
 from draftlab.stages.offline import Settings as Offline
 from draftlab.train.designs import trim_head
 from draftlab.train.learning import train
@@ -195,9 +197,11 @@ def test_a_copy_has_weights_of_its_own_and_the_same_target():
 
 def test_what_it_cannot_do_is_refused():
     options = {"draft_len": 3, "num_drafts": 2, "max_new_tokens": 4, "eos_ids": []}
-    for drafts in (drafted(), [narrow(), drafted()]):
-        with pytest.raises(UserError, match="writes one sequence"):
-            speculate(TARGET, drafts, PROMPTS, verifier=VERIFIERS["specinfer"], **options)
+    with pytest.raises(UserError, match="writes one sequence"):
+        speculate(TARGET, drafted(), PROMPTS, verifier=VERIFIERS["rrs"], **options)
+    for other in (drafted(), Medusa(TARGET, Tree.of_widths((1, 1, 1)))):
+        with pytest.raises(UserError, match="not one of several"):
+            speculate(TARGET, [narrow(), other], PROMPTS, verifier=VERIFIERS["specinfer"], **options)
     with pytest.raises(UserError, match="guesses 3 tokens per block"):
         replay(drafted(), records(), 4)
     other = drafted(draft=narrow(30))
@@ -214,7 +218,7 @@ def test_states_of_any_size_are_read_at_the_size_of_an_embedding():
     with torch.no_grad():
         model.from_own.copy_(torch.eye(12))
         for scale in (1.0, 100.0):
-            added = model.inputs(token, scale * torch.randn(1, 1, 12), own=True) - model.draft.embed[4]
+            added = model.inputs(token, scale * torch.arange(12.0)[None, None], own=True) - model.draft.embed[4]
             size = model.draft.embed.square().mean().sqrt()
             torch.testing.assert_close(added.square().mean().sqrt(), size)
 

@@ -22,6 +22,7 @@ from draftlab.errors import UserError
 from draftlab.models import LanguageModel
 from draftlab.models.eagle import Eagle
 from draftlab.models.medusa import Medusa
+from draftlab.models.on_target import OnTarget
 
 LARGE_VOCAB = 8192
 """Larger vocabularies are restricted to the tokens that truncated distributions keep (K-SEQ takes half the time at 32,000 tokens); for
@@ -85,7 +86,9 @@ def make_policy(
     tree: Tree | ConfidentTree | None = None,
 ) -> Policy:
     """The policy that these make; a ``UserError`` says why verifier, drafts and tree do not fit together."""
-    if any(isinstance(draft, Eagle) for draft in drafts) and (num_drafts > 1 or tree is not None):
+    if len(drafts) > 1 and any(isinstance(draft, OnTarget) for draft in drafts):
+        raise UserError("a draft that reads its target's states is not one of several", remedy="give it alone")
+    if isinstance(drafts[0], Eagle) and (num_drafts > 1 or tree is not None):
         raise UserError("an EAGLE draft writes one sequence", remedy="set num_drafts to 1, and give no tree")
     samplings = [draft_sampling] * num_drafts if isinstance(draft_sampling, Sampling) else list(draft_sampling)
     _check_counts(verifier, num_drafts, draft_len, samplings, len(drafts))
