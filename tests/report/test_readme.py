@@ -10,6 +10,7 @@ import pytest
 from draftlab.errors import UserError
 from draftlab.files.tables import read_table
 from draftlab.report import findings, readme, tidy
+from draftlab.report.figures import style
 from draftlab.stages import STAGES
 from tests.conftest import ROOT
 
@@ -87,6 +88,35 @@ def test_the_real_model_s_lines_are_the_first_sentences_of_each_finding(name, co
     ]
     assert len(sentences) >= count
     assert line == "* " + " ".join(readme.GROUPS.sub("", sentence) for sentence in sentences[:count])
+
+
+def test_processors_are_compared_by_summed_times_over_all_datasets(copy):
+    """Each published table gives one row per format of the weights; only speed-ups whose interval is above 1 are bold."""
+    text = (copy / "README.md").read_text().split("<!-- begin:processors -->\n")[1].split("<!-- end:processors -->")[0]
+    head, _, *lines = ([cell.strip() for cell in line.split("|")[1:-1]] for line in text.strip().splitlines())
+    seconds = {}
+    for path in (copy / readme.REAL).glob(f"*/{readme.ON_PROCESSORS}.csv.gz"):
+        rows = read_table(path)
+        for weights, part in rows.groupby("weights"):
+            shown = part.assign(contender=part["contender"].map(lambda one: style.setting("contender", one))).groupby(
+                "contender"
+            )
+            seconds[path.parent.name, weights] = shown[["seconds", "tokens"]].sum()
+    assert len(lines) == len(seconds)
+    ms = {
+        f"{1e3 * one.loc['no draft', 'seconds'] / one.loc['no draft', 'tokens']:.2f}": one for one in seconds.values()
+    }
+    for machine, weights, time, *speedups in lines:
+        assert machine in readme.PROCESSORS.values()
+        assert weights in ("q8_0", "q4_0")
+        sums = ms.pop(time.split(" ")[0])["seconds"]
+        plain = {"no draft, against itself": sums["no draft"]}
+        for name, cell in zip(head[3:], speedups, strict=True):
+            value, low, _ = re.findall(r"[\d.]+", cell)
+            both = (sums["no draft"] + sums["no draft, against itself"]) / 2
+            assert float(value) == pytest.approx(plain.get(name, both) / sums[name], abs=0.0051)
+            if name != "no draft, against itself" and low != "1.00":
+                assert cell.startswith("**") == (float(low) > 1)
 
 
 def test_it_is_read_in_a_minute():

@@ -12,8 +12,8 @@ from draftlab.errors import UserError
 from draftlab.files.atomic import write_text
 from draftlab.files.json_files import read_json
 from draftlab.files.tables import read_table, tables_in
-from draftlab.plan import load_experiment
-from draftlab.report import stages_page
+from draftlab.plan import Layout, load_experiment
+from draftlab.report import stages_page, tables, tidy
 from draftlab.report.contrast import PAIRED
 from draftlab.report.judgement import CLAIM_VERDICTS
 from draftlab.report.ledger import by_chance
@@ -29,11 +29,13 @@ REAL_ANSWERS = {
     "osd_latency_alpha": 2,
     "beyond_served_length": 2,
     "beyond_engine": 3,
-    "beyond_quantized_latency": 2,
-    "beyond_weights": 1,
     "mdss_drafts": 3,
 }
 """The experiments whose findings the README quotes, and how many sentences of each."""
+ON_PROCESSORS = "beyond_quantized_latency"
+"""The experiment of which the README compares the processors where it was measured."""
+CONTENDERS = ("lookup", "lookup_first_confident", "distilled", "none_again")
+"""The contenders of that comparison."""
 GROUPS = re.compile(r" \((?!f16)[^()]*: [^()]*\)")
 """The results by group that README leaves out: those of datasets, not those of weights, on which it depends whether a draft pays."""
 PAPERS = ("osd", "mdss", "beyond")
@@ -45,6 +47,7 @@ PROCESSORS = {
     "AMD EPYC": "AMD EPYC (Zen 5)",
     "AMD EPYC (family 26 model 2)": "AMD EPYC (Zen 5)",
     "AMD EPYC (family 25 model 17)": "AMD EPYC (Zen 4)",
+    "AMD EPYC (family 25 model 1)": "AMD EPYC (Zen 3)",
     "Intel(R) Xeon(R) Processor (family 6 model 167)": "Intel Xeon with AMX",
 }
 """Microarchitectures of the processors of published tables. The family was not recorded for the first tables, which are all of Zen 5."""
@@ -125,6 +128,24 @@ def _real(root: Path) -> str:
     return "\n".join(lines)
 
 
+def _processors(root: Path) -> str:
+    """The speed-ups over all datasets on each processor where they were measured, and the time per token that they refer to."""
+    frames = []
+    for path in (root / REAL).glob(f"*/{ON_PROCESSORS}.csv.gz"):
+        machine = _machine(read_json(path.with_name("provenance.json"))[ON_PROCESSORS])
+        frames.append(tidy.read(path, ON_PROCESSORS).assign(processor=machine))
+    table = pd.concat(sorted(frames, key=lambda frame: str(frame["processor"].iloc[0])))
+    plan = load_experiment(root / f"workflow/experiments/{ON_PROCESSORS}.yaml")
+    layout = Layout(
+        rows=["processor", "weights"], columns=["contender"], where={"contender": list(CONTENDERS)}, digits=2
+    )
+    speedups = tables.summary(table, layout, plan.measure("speedup"))
+    speedups["best"] = (speedups["ci_low"] > 1) & (speedups["contender"] != "none_again")
+    plain = layout.model_copy(update={"where": {"contender": "none"}})
+    times = tables.summary(table, plain, plan.measure("token_ms")).assign(contender="no draft, ms per token")
+    return tables.markdown(pd.concat([times, speedups]), layout, plan.measure("speedup"))
+
+
 def _results(root: Path) -> str:
     """Headline numbers from both papers beside ours."""
     claims = {str(row["claim_id"]): row for row in records(_claims(root))}
@@ -201,4 +222,5 @@ PARTS: dict[str, Callable[[Path], str]] = {
     "results": _results,
     "contradicted": _contradicted,
     "real": _real,
+    "processors": _processors,
 }
