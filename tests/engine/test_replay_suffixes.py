@@ -9,7 +9,7 @@ from draftlab.engine import replay_suffixes
 from draftlab.engine.recording import record
 from draftlab.engine.replay_lengths import cut, draft_everywhere
 from draftlab.engine.replay_suffixes import continue_everywhere, first_or_else, search_seconds
-from draftlab.models.suffixes import Memory, Suffixes
+from draftlab.models.suffixes import LEAST, Memory, Suffixes
 from tests.models.test_lookup import passages
 from tests.pair import small_llama
 
@@ -20,12 +20,11 @@ def recorded():
     return record(small_llama(32, 0, scale=4.0), prompts, max_new_tokens=14, eos_ids={2})
 
 
-def served(answer, memory: Memory, longest: int, rule) -> list[tuple[int, int]]:
+def served(answer, memory: Memory, longest: int, least: float) -> list[tuple[int, int]]:
     """The drafted and accepted tokens of each block of a plain loop."""
     blocks, place, text = [], 0, answer.answer_ids
     while place < len(text):
-        path = Suffixes([*answer.prompt_ids, *text[:place]], memory).path(longest)
-        tokens = path.tokens[: rule(path)]
+        tokens = Suffixes([*answer.prompt_ids, *text[:place]], memory).path(longest, least).tokens
         accepted = 0
         while accepted < len(tokens) and text[place + accepted : place + accepted + 1] == [tokens[accepted]]:
             accepted += 1
@@ -36,12 +35,10 @@ def served(answer, memory: Memory, longest: int, rule) -> list[tuple[int, int]]:
 
 def test_the_blocks_are_those_of_a_loop(recorded):
     answers = recorded.answers
-    drafted = continue_everywhere(recorded, answers, 4)
-    whole = lambda path: len(path.tokens)  # noqa: E731
-    likely = lambda path: sum(p >= 0.6 for p in path.probabilities)  # noqa: E731
-    for rule, lengths in ((whole, drafted.without_model()), (likely, (drafted.confidence.cumprod(1) >= 0.6).sum(1))):
-        blocks = cut(drafted, np.minimum(lengths, drafted.without_model()))
-        found = [served(a, Memory(b.answer_ids for b in answers if b is not a), 4, rule) for a in answers]
+    for least in (LEAST, 0.6):
+        drafted = continue_everywhere(recorded, answers, 4, least)
+        blocks = cut(drafted, drafted.without_model())
+        found = [served(a, Memory(b.answer_ids for b in answers if b is not a), 4, least) for a in answers]
         assert blocks.blocks.tolist() == [len(own) for own in found]
         assert blocks.drafted.tolist() == [sum(drafted for drafted, _ in own) for own in found]
         assert blocks.accepted.tolist() == [sum(accepted for _, accepted in own) for own in found]

@@ -101,15 +101,18 @@ def test_the_pattern_with_the_most_expected_tokens_is_used():
     )
 
 
-def test_no_pattern_that_is_left_out_would_be_better():
-    """Patterns that even a certain path would not make the best are not followed."""
+@pytest.mark.parametrize("least", [LEAST, 0.4, 0.8])
+def test_no_pattern_that_is_left_out_would_be_better(least):
+    """Patterns that even a certain path would not make the best are not followed; a path ends before it is less probable than ``least``."""
     draw = random.Random(0)
     for _ in range(100):
         memory = Memory([[draw.randrange(3) for _ in range(20)] for _ in range(5)])
         text = Suffixes([draw.randrange(3) for _ in range(12)], memory)
-        own = [_follow(np.array(text.tokens), *match, 4) for match in text._matches()]
-        paths = [*own, *(_follow(memory.tokens, *match, 4) for match in memory.matches(text.tokens))]
-        assert text.path(4) == max(paths, key=lambda path: sum(path.probabilities))
+        own = [_follow(np.array(text.tokens), *match, 4, least) for match in text._matches()]
+        paths = [*own, *(_follow(memory.tokens, *match, 4, least) for match in memory.matches(text.tokens))]
+        best = text.path(4, least)
+        assert best == max(paths, key=lambda path: sum(path.probabilities))
+        assert all(probability >= least for probability in best.probabilities)
 
 
 def test_a_text_that_shrank_goes_on_like_a_new_one():

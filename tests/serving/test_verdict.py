@@ -23,7 +23,7 @@ from draftlab.data.prompts import Prompt, Rejection
 from draftlab.engine.answers import Answer
 from draftlab.engine.recording import load_pass
 from draftlab.engine.replay import replay
-from draftlab.engine.replay_lengths import cut, draft_everywhere, while_at_least
+from draftlab.engine.replay_lengths import cut, draft_everywhere
 from draftlab.engine.replay_suffixes import continue_everywhere
 from draftlab.errors import UserError
 from draftlab.files.atomic import write_text
@@ -880,8 +880,8 @@ def test_the_stage_counts_what_replay_counts(tmp_path: Path, temperature: float)
         assert remembering[count].tolist() == getattr(blocks, count).tolist()
     assert remembering["empty"].tolist() == blocks.calls[:, 0].tolist()
     sure = rows[(rows["option"] == "suffix_confident") & (rows["draft_len"] == 3) & (rows["proposal"] == proposal)]
-    lengths = np.minimum(while_at_least(drafted.confidence.cumprod(1), 0.6), drafted.without_model())
-    blocks = cut(drafted, lengths)
+    drafted = continue_everywhere(recorded, stream.answers, 3, 0.6)
+    blocks = cut(drafted, drafted.without_model())
     for count in ("blocks", "accepted", "drafted"):
         assert sure.loc[sure["threshold"] == 0.6, count].tolist() == getattr(blocks, count).tolist()
     assert sure["drafted"].min() > 0, "it drafts where it is sure"

@@ -11,7 +11,7 @@ from jaxtyping import Bool
 from draftlab.engine.answers import Answer
 from draftlab.engine.recording import TargetPass
 from draftlab.engine.replay_lengths import Drafted
-from draftlab.models.suffixes import Memory, Suffixes
+from draftlab.models.suffixes import LEAST, Memory, Suffixes
 
 BETWEEN = 16 * 2**20
 """Bytes that are read between two timed searches. A step of the target reads its weights, and drives the memory out of the processor's caches."""
@@ -19,8 +19,12 @@ EVERY = 8
 """Every so many positions a search is timed."""
 
 
-def continue_everywhere(recorded: TargetPass, remembered: Sequence[Answer], depth: int) -> Drafted:
-    """Draft up to ``depth`` tokens at every position of every answer, from its own text and the ``remembered`` answers other than itself.
+def continue_everywhere(
+    recorded: TargetPass, remembered: Sequence[Answer], depth: int, least: float = LEAST
+) -> Drafted:
+    """Draft up to ``depth`` tokens, together at least as probable as ``least``, at every position of every answer.
+
+    They come from the answer's own text and the ``remembered`` answers other than itself.
 
     Where it drafts nothing, as where a draft knows nothing, all tokens are equally probable. The answers may be sampled: a token that was not drawn
     is accepted with the target's probability of it, which is how often the text goes on with it.
@@ -35,7 +39,7 @@ def continue_everywhere(recorded: TargetPass, remembered: Sequence[Answer], dept
     for answer in recorded.answers:
         text = Suffixes(answer.prompt_ids, memory, without=numbers.get(id(answer)))
         for place, token in enumerate(answer.answer_ids):
-            tokens, counts = text.path(depth)
+            tokens, counts = text.path(depth, least)
             left = answer.answer_ids[place:]
             agrees = [a == b for a, b in zip(tokens, left, strict=False)]
             accepted[at] = [*agrees, False].index(False)

@@ -6,8 +6,8 @@ followed so far with probability
 
     D(n) = D(n - 1) C(n) / C(n - 1),    D(0) = 1.
 
-Long patterns are rare, short ones are vague. Of all lengths L, the pattern with the largest sum of D is used, and its path ends after L tokens or
-before D falls below ``LEAST``. Free of torch, because processes that measure llama.cpp do not load it.
+A path ends after as many tokens as its pattern has, or before D falls below a threshold. Long patterns are rare, short ones are vague: the path with
+the largest sum of D is drafted. Free of torch, because processes that measure llama.cpp do not load it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from jaxtyping import Int64
 LONGEST = 24
 """The longest pattern (``suffix_decoding_max_tree_depth`` of vLLM, which there limits pattern and path together)."""
 LEAST = 0.1
-"""The least probability of a path (``suffix_decoding_min_token_prob`` of vLLM)."""
+"""The least probability of a path, if no other is given (``suffix_decoding_min_token_prob`` of vLLM)."""
 END = -1
 """Stands before and after each text of a memory; it is no token."""
 
@@ -136,8 +136,15 @@ class Suffixes:
         while len(self.tokens) > length:
             self._after[self.tokens.pop()].pop()
 
-    def path(self, longest: int) -> Path:
-        """At most ``longest`` tokens that may follow; none where the last token is new."""
+    def path(self, longest: int, least: float = LEAST) -> Path:
+        """At most ``longest`` tokens that may follow, together at least as probable as ``least``; none where the last token is new.
+
+        A larger ``least`` may choose another pattern, not only a shorter path.
+
+        >>> text = Suffixes([3, 1], Memory([[3, 1, 8], [3, 1, 5, 6], [1, 9], [1, 9], [1, 9]]))
+        >>> text.path(2).tokens, text.path(2, 0.6).tokens
+        ([5, 6], [9])
+        """
         if not self.tokens:
             return Path([], [])
         own, known = np.frombuffer(self.tokens, dtype=np.int64), self.memory
@@ -146,7 +153,7 @@ class Suffixes:
             for match in matches:
                 if min(match.length, longest) <= most:
                     break  # not even a certain path would be better, and the other patterns are shorter
-                path = _follow(tokens, *match, longest)
+                path = _follow(tokens, *match, longest, least)
                 if (found := sum(path.probabilities)) > most:
                     best, most = path, found
         return best
@@ -164,7 +171,11 @@ class Suffixes:
 
 
 def _follow(
-    tokens: Int64[np.ndarray, " tokens"], length: int, after: Int64[np.ndarray, " occurrences"], longest: int
+    tokens: Int64[np.ndarray, " tokens"],
+    length: int,
+    after: Int64[np.ndarray, " occurrences"],
+    longest: int,
+    least: float,
 ) -> Path:
     """The path of the most frequent tokens after the occurrences of a pattern; of equally frequent tokens, the one that occurred last.
 
@@ -184,7 +195,7 @@ def _follow(
             places = zip(after.tolist(), following.tolist(), strict=True)
             token = max((place, token) for place, token in places if times[token] == counts[0])[1]
         probability *= counts[0] / sum(counts)
-        if probability < LEAST:
+        if probability < least:
             break
         path.tokens.append(token)
         path.counts.append(counts)

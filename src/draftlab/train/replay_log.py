@@ -22,11 +22,12 @@ from draftlab.core.verify.optimum import optimum_iid
 from draftlab.engine.generate import GREEDY
 from draftlab.engine.recording import TargetPass
 from draftlab.engine.replay import Agreement, Walk, agree_along, ahead, places_in, walk
-from draftlab.engine.replay_lengths import BlockCounts, cut, draft_everywhere, while_at_least
+from draftlab.engine.replay_lengths import BlockCounts, cut, draft_everywhere
 from draftlab.engine.replay_suffixes import continue_everywhere
 from draftlab.models import LanguageModel
 from draftlab.models.lookup import Lookup
 from draftlab.models.ngrams import Ngrams, guesses_along
+from draftlab.models.suffixes import LEAST
 from draftlab.train.learning import Effort, train
 from draftlab.train.offline import counts
 from draftlab.train.online import Lesson, check_interval, served_by
@@ -75,15 +76,14 @@ def _by_proposal(rows: pd.DataFrame, recorded: TargetPass) -> pd.DataFrame:
 def suffixes(recorded: TargetPass, stream: TargetPass, settings: ReplayLog) -> pd.DataFrame:
     """Suffix decoding, which remembers the answers of the ``stream``.
 
-    If it finds nothing, nothing is drafted or judged, as with prompt lookup. In the option ``suffix_confident`` a block ends where its tokens
-    together are less probable than a threshold.
+    If it finds nothing, nothing is drafted or judged, as with prompt lookup. In the option ``suffix_confident`` a block ends before
+    its tokens together are less probable than a threshold.
     """
     frames = []
     for draft_len in settings.draft_lens:
-        drafted = continue_everywhere(recorded, stream.answers, draft_len)
         for threshold in (0.0, *settings.thresholds):
-            sure = while_at_least(drafted.confidence.cumprod(1), threshold)
-            blocks = cut(drafted, np.minimum(sure, drafted.without_model()))
+            drafted = continue_everywhere(recorded, stream.answers, draft_len, max(threshold, LEAST))
+            blocks = cut(drafted, drafted.without_model())
             rows = _of_blocks(blocks, recorded, draft_len, threshold).assign(whole=0.0)  # no model has to catch up
             frames.append(rows.assign(option="suffix_confident" if threshold else "suffix"))
     return _by_proposal(pd.concat(frames), recorded)
