@@ -9,7 +9,6 @@ from torch import Tensor
 
 from draftlab.core import sampling
 from draftlab.core.sampling import (
-    FIRST_SORT,
     Drafting,
     Sampling,
     check_drafted,
@@ -21,6 +20,7 @@ from draftlab.core.sampling import (
     restrict_pair,
     to_probs,
 )
+from draftlab.core.sampling_numpy import FIRST_SORT
 from draftlab.core.verify import TOKEN_VERIFIERS
 from draftlab.core.verify.joint import joint_distribution
 from draftlab.errors import UserError

@@ -14,12 +14,12 @@ import torch
 from scipy import stats
 
 from draftlab.core.confident_tree import ConfidentTree
-from draftlab.core.sampling import Sampling, to_probs
+from draftlab.core.sampling import GREEDY, Sampling, to_probs
 from draftlab.core.tree import Tree, optimal_tree
 from draftlab.core.verify import PATH_VERIFIERS, VERIFIERS
 from draftlab.core.verify.token import Decision, TokenVerifier
 from draftlab.engine import policy
-from draftlab.engine.generate import GREEDY, generate
+from draftlab.engine.generate import generate
 from draftlab.engine.recording import record
 from draftlab.engine.replay import replay
 from draftlab.engine.replay_drafts import count_blocks

@@ -15,6 +15,8 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
+from draftlab.core import sampling as sampling_in_torch
+from draftlab.core.sampling_numpy import Sampling
 from draftlab.core.theory import expected_block_length, speedup
 from draftlab.errors import UserError
 from draftlab.latency import loop
@@ -190,44 +192,53 @@ def test_near_the_end_of_the_context_blocks_shrink() -> None:
 # --- sampled -----------------------------------------------------------------------------------------------------
 
 
-def distribution(table: np.ndarray, last: int, length: int, temperature: float) -> dict[tuple[int, ...], float]:
-    """Probability of every text of ``length`` tokens after ``last``."""
-    heated = table ** (1 / temperature)
-    heated /= heated.sum(-1, keepdims=True)
+def distribution(table: np.ndarray, last: int, length: int, sampling: Sampling) -> dict[tuple[int, ...], float]:
+    """Probability of every text of ``length`` tokens after ``last`` that has one."""
+    probs = sampling_in_torch.to_probs(torch.from_numpy(table).log(), sampling).numpy()
     texts = itertools.product(range(len(table)), repeat=length)
-    return {text: float(np.prod([heated[a, b] for a, b in itertools.pairwise((last, *text))])) for text in texts}
+    found = {text: float(np.prod([probs[a, b] for a, b in itertools.pairwise((last, *text))])) for text in texts}
+    return {text: prob for text, prob in found.items() if prob}
 
 
-@pytest.mark.parametrize(("draft_len", "temperature"), [(1, 1.0), (3, 1.0), (3, 0.6)])
-def test_sampled_text_has_the_targets_distribution(draft_len: int, temperature: float) -> None:
+@pytest.mark.parametrize(
+    ("draft_len", "sampling"),
+    [
+        (1, Sampling(1.0)),
+        (3, Sampling(1.0)),
+        (3, Sampling(0.6)),
+        (3, Sampling(1.0, top_k=3)),
+        (3, Sampling(0.8, top_p=0.8)),
+        (3, Sampling(1.0, min_p=0.4)),
+    ],
+)
+def test_sampled_text_has_the_targets_distribution(draft_len: int, sampling: Sampling) -> None:
     target, draft = bigram(4, 0), bigram(4, 1)
     rng = np.random.default_rng(draft_len)
-    counts = dict.fromkeys(itertools.product(range(4), repeat=3), 0)
+    expected = distribution(target.table, 2, 3, sampling)
+    assert (len(expected) < 4**3) == sampling.cuts
+    counts = dict.fromkeys(expected, 0)
     runs = 6000
     for _ in range(runs):
-        text = speculate(target, draft, [0, 2], 3, fixed(draft_len), temperature=temperature, rng=rng).tokens
+        text = speculate(target, draft, [0, 2], 3, fixed(draft_len), sampling=sampling, rng=rng).tokens
         counts[tuple(text)] += 1
-    expected = distribution(target.table, 2, 3, temperature)
-    assert counts.keys() == expected.keys()
     assert chisquare(list(counts.values()), [runs * p for p in expected.values()]).pvalue > 1e-3
 
 
 def test_plain_sampling_has_the_targets_distribution() -> None:
-    target, rng = bigram(4, 0), np.random.default_rng(0)
-    counts = dict.fromkeys(itertools.product(range(4), repeat=2), 0)
+    target, rng, sampling = bigram(4, 0), np.random.default_rng(0), Sampling(1.0, top_p=0.9)
+    expected = distribution(target.table, 2, 2, sampling)
+    counts = dict.fromkeys(expected, 0)
     for _ in range(6000):
-        counts[tuple(decode(target, [0, 2], 2, temperature=1.0, rng=rng).tokens)] += 1
-    expected = [6000 * p for p in distribution(target.table, 2, 2, 1.0).values()]
-    assert chisquare(list(counts.values()), expected).pvalue > 1e-3
+        counts[tuple(decode(target, [0, 2], 2, sampling=sampling, rng=rng).tokens)] += 1
+    assert chisquare(list(counts.values()), [6000 * p for p in expected.values()]).pvalue > 1e-3
 
 
 @pytest.mark.parametrize("temperature", [1e-308, 5e-324])
 def test_a_tiny_temperature_samples_the_greedy_text(temperature: float) -> None:
     target, draft = bigram(4, 0), bigram(4, 1)
-    np.testing.assert_array_equal(loop.to_probs(np.array([30.0, -np.inf, 3.0], np.float32), temperature), [1.0, 0, 0])
     greedy = decode(target, [0, 2], 6).tokens
-    assert decode(target, [0, 2], 6, temperature=temperature).tokens == greedy
-    assert speculate(target, draft, [0, 2], 6, fixed(2), temperature=temperature).tokens == greedy
+    assert decode(target, [0, 2], 6, sampling=Sampling(temperature)).tokens == greedy
+    assert speculate(target, draft, [0, 2], 6, fixed(2), sampling=Sampling(temperature)).tokens == greedy
 
 
 @pytest.mark.parametrize("broken", [np.nan, np.inf])

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from draftlab.core.sampling_numpy import Sampling
 from draftlab.errors import UserError
 from draftlab.latency.loop import decode, fixed, speculate
 from draftlab.latency.self_check import write_toy
@@ -78,7 +79,7 @@ def test_speculative_text_in_torch(tmp_path: Path) -> None:
     target, draft = (open_torch(tmp_path / name, ON_TORCH, EngineOptions()) for name in ("target", "draft"))
     plain = decode(target, [1, 5], 40).tokens
     assert speculate(target, draft, [1, 5], 40, fixed(3)).tokens == plain
-    sampled = speculate(target, target, [1, 5], 12, fixed(3), temperature=1.0)
+    sampled = speculate(target, target, [1, 5], 12, fixed(3), sampling=Sampling(1.0))
     assert len(sampled.tokens) == 12
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from draftlab.core.sampling_numpy import Sampling
 from draftlab.engine.recording import record
 from draftlab.engine.replay import replay
 from draftlab.latency.lookup import SURE, LookupBackend
@@ -61,7 +62,7 @@ def test_a_block_ends_where_the_draft_is_unsure(models: dict[str, Path]) -> None
             drafted.append(sum(block.drafted for one in found for block in one.blocks))
         assert drafted[0] > drafted[1] > drafted[2] > drafted[3] == 0
         rng = np.random.default_rng(0)
-        sampled = speculate(alone, draft, [5, 9, 11], 40, fixed(4), temperature=1.0, rng=rng, min_prob=0.1)
+        sampled = speculate(alone, draft, [5, 9, 11], 40, fixed(4), sampling=Sampling(1.0), rng=rng, min_prob=0.1)
         assert len(sampled.tokens) == 40
         assert 0 < sum(block.drafted for block in sampled.blocks) < 4 * len(sampled.blocks)
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from draftlab.core.sampling_numpy import Sampling
 from draftlab.engine.recording import record
 from draftlab.engine.replay_lengths import cut, draft_everywhere
 from draftlab.engine.replay_suffixes import continue_everywhere, first_or_else
@@ -63,12 +64,14 @@ def test_sampled_text_has_the_targets_distribution(models: dict[str, Path]) -> N
     """The first two tokens of many samples, which suffix decoding guesses from a memory of others, beside those of plain decoding."""
     prompt, count, rng = passages()[0], 800, np.random.default_rng(0)
     with LlamaCpp(models["target"].with_suffix(".gguf")) as alone:
-        plain = [decode(alone, prompt, 2, temperature=0.1, rng=rng).tokens for _ in range(count)]
+        plain = [decode(alone, prompt, 2, sampling=Sampling(0.1), rng=rng).tokens for _ in range(count)]
         often = max(plain, key=plain.count)
         memory, drafting, accepted = Memory([[prompt[-1], *often]]), LookupBackend(alone), 0
         found = []
         for _ in range(count):
-            written = speculate_with_suffixes(alone, drafting, prompt, 2, fixed(2), memory, temperature=0.1, rng=rng)
+            written = speculate_with_suffixes(
+                alone, drafting, prompt, 2, fixed(2), memory, sampling=Sampling(0.1), rng=rng
+            )
             found.append(written.tokens)
             accepted += sum(block.accepted for block in written.blocks)
     assert 0.2 * count < accepted < 1.8 * count, "guesses are often right and often wrong"

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from draftlab.core.confident_tree import ConfidentTree
-from draftlab.core.sampling import Sampling
+from draftlab.core.sampling import GREEDY, Sampling
 from draftlab.core.tree import Tree
 from draftlab.engine.replay_drafts import count_blocks
 from draftlab.engine.replay_trees import confident_trees
@@ -143,20 +143,20 @@ def test_the_most_probable_tokens_come_with_their_probabilities() -> None:
 # --- whole answers -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.3])
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(1.3), Sampling(1.3, top_p=0.7)])
 @pytest.mark.parametrize("tree", TREES)
 @torch.inference_mode()
 def test_blocks_are_those_of_replay_and_the_text_that_of_plain_decoding(
-    pair: tuple[LlamaCpp, LlamaCpp], models: dict[str, Path], tree: ConfidentTree, temperature: float
+    pair: tuple[LlamaCpp, LlamaCpp], models: dict[str, Path], tree: ConfidentTree, sampling: Sampling
 ) -> None:
     """At temperature 0 and, with the same random numbers, when sampling. Replay is an independent implementation, in torch."""
-    draft, sampling, accepted = load_model(models["draft"]), Sampling(temperature or 1.0), 0
+    draft, ranked, accepted = load_model(models["draft"]), Sampling(sampling.temperature or 1.0), 0
     for number, prompt in enumerate(passages(12)):
-        options = [{"temperature": temperature, "rng": np.random.default_rng(number)} for _ in range(2)]
+        options = [{"sampling": sampling, "rng": np.random.default_rng(number)} for _ in range(2)]
         found = speculate_with_trees(*pair, prompt, 16, tree, **options[0])
         assert found.tokens == decode(pair[0], prompt, 16, **options[1]).tokens
         shape = {"nodes": [tree.nodes], "depth": tree.depth, "width": tree.width}
-        (kept,) = confident_trees(draft, [prompt], [found.tokens], sampling, **shape)
+        (kept,) = confident_trees(draft, [prompt], [found.tokens], ranked, **shape)
         counted = count_blocks(np.hstack([np.ones((len(kept), 1)), kept]), np.array([len(found.tokens)]))
         assert counted.stopped.sum() == len(found.blocks)
         accepted += sum(block.accepted for block in found.blocks[:-1])

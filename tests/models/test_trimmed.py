@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from draftlab.core.sampling_numpy import Sampling
 from draftlab.engine.recording import record
 from draftlab.engine.replay import replay
 from draftlab.errors import UserError
@@ -82,7 +83,7 @@ def test_it_accepts_what_replay_counts(models: dict[str, Path]) -> None:
             run = speculate(big, small, *request, fixed(3))
             assert run.tokens == answer.answer_ids == decode(big, *request).tokens
             blocks.append(len(run.blocks))
-        sampled = speculate(big, small, [5, 9], 30, fixed(3), temperature=1.0, rng=np.random.default_rng(0))
+        sampled = speculate(big, small, [5, 9], 30, fixed(3), sampling=Sampling(1.0), rng=np.random.default_rng(0))
     assert blocks == walked.blocks.tolist()
     assert walked.accepted.sum() > 20
     assert len(sampled.tokens) == 30

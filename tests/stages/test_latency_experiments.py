@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from scipy.stats import t, ttest_1samp
 
 from draftlab.core import theory
+from draftlab.core.sampling_numpy import Sampling
 from draftlab.engine.answers import Answer
 from draftlab.errors import UserError
 from draftlab.files.json_files import write_jsonl
@@ -347,6 +348,10 @@ def test_an_acceptance_that_is_given_twice_counts_once(models: dict[str, Path]) 
 def test_an_infinite_temperature_is_refused() -> None:
     with pytest.raises(ValueError, match="temperature"):
         served(temperature=float("inf"))
+    for filters in ({"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}):
+        with pytest.raises(ValueError, match="for temperatures above 0"):
+            served(**filters)
+        assert served(temperature=1, **filters).sampling(1.0) == Sampling(1.0, **filters)
 
 
 # --- requests ----------------------------------------------------------------------------------------------------
@@ -556,20 +561,22 @@ def test_a_block_ends_where_the_draft_is_unsure(models: dict[str, Path], tmp_pat
     assert temperature or never["same_text"].all()
 
 
-def test_sampled_requests_in_llama_cpp(models: dict[str, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("filters", [{}, {"top_k": 1}])
+def test_sampled_requests_in_llama_cpp(models: dict[str, Path], tmp_path: Path, filters: dict[str, float]) -> None:
     inputs = recorded(models, tmp_path, [Answer(str(i), [1, 5, 9 + i], [0] * 40, False) for i in range(3)])
     inputs = inputs.model_copy(update={"drafts": inputs.drafts | {"itself": models["target"]}})
-    settings = served(requests=3, max_new_tokens=40, temperature=1)
+    settings = served(requests=3, max_new_tokens=40, temperature=1, **filters)
     rows, _ = latency_requests.run(settings, inputs, BENCH)
     assert set(rows["temperature"]) == {1.0}
     found = rows.set_index(["contender", "request_id"])["same_text"].groupby("contender").mean()
     assert found["none"] == found["none_again"] == 1  # the same seed
-    assert found["draft"] < 1  # sampled, in another way
+    assert (found["draft"] == 1) == bool(filters)  # sampled, in another way, unless one token alone is left
     sums = rows.groupby("contender")[["accepted", "visited"]].sum()
     assert (
         sums.loc["itself", "accepted"] == sums.loc["itself", "visited"]
     )  # a draft with the target's distribution loses nothing
-    assert 0 < sums.loc["draft", "accepted"] < sums.loc["draft", "visited"]
+    least = 0 if filters else 1  # this draft's most probable tokens are others
+    assert least <= sums.loc["draft", "accepted"] < sums.loc["draft", "visited"]
 
 
 @pytest.mark.parametrize("temperature", [0, 1])

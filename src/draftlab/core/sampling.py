@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -11,6 +10,9 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Generator, Tensor
 
+from draftlab.core.sampling_numpy import GREEDY as GREEDY
+from draftlab.core.sampling_numpy import NUCLEUS_ROUNDING, most_to_sort
+from draftlab.core.sampling_numpy import Sampling as Sampling
 from draftlab.errors import UserError
 
 Drafting = Literal["iid", "independent", "without_replacement", "greedy", "ranked"]
@@ -27,47 +29,11 @@ Tables = Float64[Tensor, "batch drafts vocab"]
 Tokens = Int64[Tensor, "batch drafts"]
 """The K drafted tokens of each row."""
 
-FIRST_SORT = 1024
-"""Top-p first sorts this many tokens (a sixteenth of a small vocabulary), and four times as many again while their mass is too small."""
-
-NUCLEUS_ROUNDING = 1e-12
-"""The part of ``top_p`` that may be missing from the mass of a nucleus, because of rounding."""
 SCALED_BELOW = 1e-200
 """Weights that are all smaller are scaled before a draw; products with the smallest floats would be rounded to them."""
-WHOLE_SORT = 4096
-"""Vocabularies up to this size are sorted whole."""
 
 SUM_TOLERANCE = {torch.float64: 2e-5, torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 4e-3}
 """How far the sum of probabilities of a dtype may be from 1: the rounding of a softmax over 128k tokens, with a margin."""
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How logits become probabilities, in this order: ``temperature`` (0 is greedy), the ``top_k`` largest, the ``top_p`` nucleus, and
-    the tokens at least ``min_p`` times as probable as the most probable one (Nguyen et al. 2025).
-
-    A verifier needs exactly the draft probabilities from which the tokens were drawn. The filtered target counts as the target.
-    """
-
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float = 1.0
-    min_p: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.temperature < float("inf"):
-            raise UserError(f"temperature is {self.temperature}", remedy="give 0 (greedy) or more")
-        if self.top_k is not None and self.top_k < 1:
-            raise UserError(f"top_k is {self.top_k}", remedy="keep at least 1 token, or leave top_k out")
-        if not 0 < self.top_p <= 1:
-            raise UserError(f"top_p is {self.top_p}", remedy="give more than 0 and at most 1")
-        if not 0 <= self.min_p <= 1:
-            raise UserError(f"min_p is {self.min_p}", remedy="give 0 (every token) to 1 (the most probable alone)")
-
-    @property
-    def cuts(self) -> bool:
-        """Whether tokens are left out that the model may write."""
-        return self.top_k is not None or self.top_p < 1 or self.min_p > 0
 
 
 def to_probs(logits: Float[Tensor, "*batch vocab"], sampling: Sampling) -> Float64[Tensor, "*batch vocab"]:
@@ -103,7 +69,7 @@ def _refuse_broken(highest: Float[Tensor, "*batch 1"]) -> None:
 
 def _truncate(probs: Float64[Tensor, "*batch vocab"], top_k: int, top_p: float) -> Float64[Tensor, "*batch vocab"]:
     vocab = probs.shape[-1]
-    count = top_k if top_k < vocab else vocab if vocab <= WHOLE_SORT else min(FIRST_SORT, -(-vocab // 16))
+    count = most_to_sort(top_k, vocab)
     while True:
         values, ids = _largest(probs, count)
         if top_k < vocab:

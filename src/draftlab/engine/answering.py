@@ -11,12 +11,11 @@ from pathlib import Path
 
 import torch
 
-from draftlab.core.sampling import Sampling
+from draftlab.core.sampling import GREEDY, Sampling
 from draftlab.core.settings import Flat
 from draftlab.data.prompts import Rejection
 from draftlab.engine.answers import loops
 from draftlab.engine.fitting import fitting
-from draftlab.engine.generate import GREEDY
 from draftlab.engine.recording import Part, TargetPass, collect, is_pass, record
 from draftlab.engine.server import Server
 from draftlab.engine.settings import Answering, Answers

@@ -8,13 +8,11 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Generator, Tensor
 
-from draftlab.core.sampling import Sampling, draw, most_probable, to_probs
+from draftlab.core.sampling import GREEDY, Sampling, draw, most_probable, to_probs
 from draftlab.engine.loop import close_gaps
 from draftlab.errors import UserError
 from draftlab.models import Decodable, TokenIds
 from draftlab.models.batching import check_lengths
-
-GREEDY = Sampling(temperature=0.0)
 
 Observer = Callable[[list[int], int, Float[Tensor, "batch vocab"], Int64[Tensor, " batch"]], None]
 """Called with the request of each row, the answer position, the logits there and the tokens chosen from them."""

@@ -17,9 +17,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Generator, Tensor
 
-from draftlab.core.sampling import Sampling
+from draftlab.core.sampling import GREEDY, Sampling
 from draftlab.engine.answers import Answer
-from draftlab.engine.generate import GREEDY, generate
+from draftlab.engine.generate import generate
 from draftlab.engine.settings import WHOLE_VOCAB
 from draftlab.errors import UserError
 from draftlab.files.atomic import SEAL, atomic_dir, atomic_path

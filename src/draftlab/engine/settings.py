@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
+from draftlab.core.sampling_numpy import GREEDY, Sampling
 from draftlab.core.settings import Count, Device, Dtype, NonNegativeInt, Settings, Template
-
-if TYPE_CHECKING:
-    from draftlab.core.sampling import Sampling
 
 
 class Recipe(Settings):
@@ -109,8 +107,8 @@ class Answering(Settings):
         return self
 
 
-class Answers(Answering):
-    """How the target answers, for the recorded pass that every variant shares."""
+class Filters(Settings):
+    """Which tokens are left out above temperature 0."""
 
     top_k: NonNegativeInt = Field(
         0, description="above temperature 0: tokens are drawn from so many of the most probable ones; 0: from all"
@@ -126,7 +124,9 @@ class Answers(Answering):
     )
 
     def sampling(self, temperature: float) -> Sampling:
-        """How the target samples at a temperature; at 0 it cuts nothing off."""
-        from draftlab.core.sampling import Sampling
+        """How tokens are drawn at a temperature; at 0 nothing is left out."""
+        return Sampling(temperature, self.top_k or None, self.top_p, self.min_p) if temperature else GREEDY
 
-        return Sampling(temperature, self.top_k or None, self.top_p, self.min_p) if temperature else Sampling(0.0)
+
+class Answers(Answering, Filters):
+    """How the target answers, for the recorded pass that every variant shares."""

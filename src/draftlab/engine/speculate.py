@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Generator, Tensor
 
 from draftlab.core.confident_tree import ConfidentTree
-from draftlab.core.sampling import Sampling, to_probs
+from draftlab.core.sampling import GREEDY, Sampling, to_probs
 from draftlab.core.tree import Tree
 from draftlab.core.verify.path import PathVerifier
 from draftlab.core.verify.single import single
@@ -20,7 +20,7 @@ from draftlab.core.verify.token import TokenVerifier
 from draftlab.core.verify.tree import TreeVerifier
 from draftlab.engine.batched import BatchedPair
 from draftlab.engine.eagle import EaglePair
-from draftlab.engine.generate import GREEDY, batches, check_requests
+from draftlab.engine.generate import batches, check_requests
 from draftlab.engine.loop import Step, Timed, steps
 from draftlab.engine.medusa import MedusaPair
 from draftlab.engine.policy import make_policy

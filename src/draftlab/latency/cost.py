@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from draftlab.core.sampling_numpy import GREEDY
 from draftlab.engine.loop import Timed, steps
 from draftlab.latency.controlled import UNTIMED
 from draftlab.latency.lookup import SURE, LookupBackend
@@ -104,7 +105,9 @@ def around_calls(target: LatencyBackend, context: int, seed: int = 0) -> dict[st
     prompt = np.random.default_rng(seed).integers(0, target.vocab_size, context).tolist()
     clock = target.clock()
     for _ in range(2):  # the first time warms up
-        pair = Alone(target, LookupBackend(target), prompt, context, lambda: 1, temperature=0, rng=None, min_prob=SURE)
+        pair = Alone(
+            target, LookupBackend(target), prompt, context, lambda: 1, sampling=GREEDY, rng=None, min_prob=SURE
+        )
         timed, started = Timed(pair, clock), clock()
         blocks = sum(1 for _ in steps(timed, 1, context, ()))
         seconds = clock() - started

@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from draftlab.core.confident_tree import ConfidentTree
+from draftlab.core.sampling_numpy import Sampling
 from draftlab.latency.cost_aware import AtLeast, Rule
 from draftlab.latency.lookup import LookupBackend
 from draftlab.latency.loop import DraftLength, Generation, speculate
@@ -27,7 +28,7 @@ class Drafter(Protocol):
         ...
 
     def answer(
-        self, target: LatencyBackend, prompt: Sequence[int], length: int, temperature: float, rng: np.random.Generator
+        self, target: LatencyBackend, prompt: Sequence[int], length: int, sampling: Sampling, rng: np.random.Generator
     ) -> Generation:
         """Decode ``length`` tokens."""
         ...
@@ -42,10 +43,10 @@ class InSequences:
     min_prob: float = 0.0
 
     def answer(
-        self, target: LatencyBackend, prompt: Sequence[int], length: int, temperature: float, rng: np.random.Generator
+        self, target: LatencyBackend, prompt: Sequence[int], length: int, sampling: Sampling, rng: np.random.Generator
     ) -> Generation:
         how = (target, self.draft, prompt, length, self.draft_len)
-        return speculate(*how, temperature=temperature, rng=rng, min_prob=self.min_prob)
+        return speculate(*how, sampling=sampling, rng=rng, min_prob=self.min_prob)
 
 
 @dataclass(frozen=True)
@@ -58,10 +59,10 @@ class InTrees:
     lookup: LookedUp | None = None
 
     def answer(
-        self, target: LatencyBackend, prompt: Sequence[int], length: int, temperature: float, rng: np.random.Generator
+        self, target: LatencyBackend, prompt: Sequence[int], length: int, sampling: Sampling, rng: np.random.Generator
     ) -> Generation:
         how = (target, self.draft, prompt, length, self.tree)
-        return speculate_with_trees(*how, temperature=temperature, rng=rng, rule=self.rule, lookup=self.lookup)
+        return speculate_with_trees(*how, sampling=sampling, rng=rng, rule=self.rule, lookup=self.lookup)
 
 
 @dataclass(frozen=True)
@@ -75,12 +76,10 @@ class InSuffixes:
     min_prob: float = 0.0
 
     def answer(
-        self, target: LatencyBackend, prompt: Sequence[int], length: int, temperature: float, rng: np.random.Generator
+        self, target: LatencyBackend, prompt: Sequence[int], length: int, sampling: Sampling, rng: np.random.Generator
     ) -> Generation:
         how = (target, self.draft, prompt, length, self.draft_len, self.memory)
-        return speculate_with_suffixes(
-            *how, joined=self.joined, temperature=temperature, rng=rng, min_prob=self.min_prob
-        )
+        return speculate_with_suffixes(*how, joined=self.joined, sampling=sampling, rng=rng, min_prob=self.min_prob)
 
 
 def answer_with(
@@ -88,12 +87,12 @@ def answer_with(
     target: LatencyBackend,
     prompt: Sequence[int],
     length: int,
-    temperature: float,
+    sampling: Sampling,
     rng: np.random.Generator,
 ) -> tuple[Generation, int]:
     """The answer, and how often the draft's model was called: not where a lookup found something."""
     draft = drafter.draft
     before = draft.steps if isinstance(draft, LookupBackend) else 0
-    written = drafter.answer(target, prompt, length, temperature, rng)
+    written = drafter.answer(target, prompt, length, sampling, rng)
     calls = draft.steps - before if isinstance(draft, LookupBackend) else sum(block.calls for block in written.blocks)
     return written, calls

@@ -7,14 +7,13 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
-from jaxtyping import Float32, Float64, Int
+from jaxtyping import Float64, Int
 
+from draftlab.core.sampling_numpy import GREEDY, Probs, Sampling, draw, to_probs
 from draftlab.core.theory import best_draft_len
 from draftlab.engine.loop import DecodingPair, Proposal, Reading, Timed, Verification, agreed, steps
 from draftlab.errors import UserError
 from draftlab.models.backend import LatencyBackend, Logits, check_pair
-
-Probs = Float64[np.ndarray, " vocab"]
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ def decode(
     prompt: Sequence[int],
     max_new_tokens: int,
     *,
-    temperature: float = 0.0,
+    sampling: Sampling = GREEDY,
     rng: np.random.Generator | None = None,
     eos: Collection[int] = (),
 ) -> Generation:
@@ -78,10 +77,10 @@ def decode(
     text = start([target], prompt, max_new_tokens)
     first, started = len(text), clock()
     for _ in range(max_new_tokens):
-        if temperature == 0:
+        if sampling.temperature == 0:
             text.append(int(target.greedy(text[-1:])[-1]))
         else:
-            text.append(draw(to_probs(target.extend(text[-1:])[-1], temperature), rng))
+            text.append(draw(to_probs(target.extend(text[-1:])[-1], sampling), rng))
         if text[-1] in eos:
             break
     return Generation(text[first:], clock() - started)
@@ -94,7 +93,7 @@ def speculate(
     max_new_tokens: int,
     draft_len: DraftLength,
     *,
-    temperature: float = 0.0,
+    sampling: Sampling = GREEDY,
     rng: np.random.Generator | None = None,
     eos: Collection[int] = (),
     min_prob: float = 0.0,
@@ -106,7 +105,7 @@ def speculate(
     """
     check_pair(target, draft)
     blocks = list[Block]()
-    pair = Alone(target, draft, prompt, max_new_tokens, lambda: draft_len(blocks), temperature, rng, min_prob)
+    pair = Alone(target, draft, prompt, max_new_tokens, lambda: draft_len(blocks), sampling, rng, min_prob)
     return generate((target, draft), pair, max_new_tokens, eos, blocks)
 
 
@@ -157,12 +156,12 @@ class Alone:
         prompt: Sequence[int],
         max_new_tokens: int,
         draft_len: Callable[[], int],
-        temperature: float,
+        sampling: Sampling,
         rng: np.random.Generator | None,
         min_prob: float,
     ) -> None:
         self.target, self.draft, self.draft_len = target, draft, draft_len
-        self.temperature, self.min_prob, self.rng = temperature, min_prob, rng or np.random.default_rng(0)
+        self.sampling, self.min_prob, self.rng = sampling, min_prob, rng or np.random.default_rng(0)
         self.context = min(target.context_length, draft.context_length)
         self.text = start([target, draft], prompt, max_new_tokens)
         self.drafted = self.calls = 0
@@ -173,10 +172,10 @@ class Alone:
         pending = self.text[len(self.draft.tokens) :]
         for _ in range(min(self.draft_len(), self.context - len(self.text))):
             self.calls += 1
-            if self.temperature == 0:
+            if self.sampling.temperature == 0:
                 token = self.draft.guess(pending, self.min_prob)
             else:
-                probs.append(to_probs(self.draft.extend(pending)[-1], self.temperature))
+                probs.append(to_probs(self.draft.extend(pending)[-1], self.sampling))
                 token = draw(probs[-1], self.rng) if probs[-1].max() >= self.min_prob else None
             if token is None:
                 break
@@ -187,17 +186,17 @@ class Alone:
 
     def read(self, proposal: tuple[list[int], list[Probs]]) -> Logits | Int[np.ndarray, " tokens"]:
         """The target's greedy token after each token, or its logits where it samples."""
-        call = self.target.greedy if self.temperature == 0 else self.target.extend
+        call = self.target.greedy if self.sampling.temperature == 0 else self.target.extend
         return call([self.text[-1], *proposal[0]])
 
     def verify(
         self, proposal: tuple[list[int], list[Probs]], reading: Logits | Int[np.ndarray, " tokens"]
     ) -> Verification:
         tokens, draft_probs = proposal
-        if self.temperature == 0:
+        if self.sampling.temperature == 0:
             accepted = agreed(reading, tokens)
             return Verification([tokens], [0], [accepted], [int(reading[accepted])])
-        accepted, token = verify(tokens, draft_probs, to_probs(reading, self.temperature), self.rng)
+        accepted, token = verify(tokens, draft_probs, to_probs(reading, self.sampling), self.rng)
         return Verification([tokens], [0], [accepted], [token])
 
     def settle(self, verification: Verification, kept: Sequence[int]) -> None:
@@ -218,24 +217,6 @@ def verify(
             # Rounding can leave no residual where the two agree: then rejection had probability 0 and the target decides.
             return index, draw(residual if residual.any() else target_probs[index], rng)
     return len(tokens), draw(target_probs[-1], rng)
-
-
-def to_probs(logits: Float32[np.ndarray, "*batch vocab"], temperature: float) -> Float64[np.ndarray, "*batch vocab"]:
-    """``core.sampling.to_probs`` without torch."""
-    logits = np.asarray(logits, dtype=np.float64)
-    highest = logits.max(axis=-1, keepdims=True)
-    if not np.isfinite(highest).all():
-        raise UserError("logits hold NaN, +inf or no finite value", remedy="check the model and its weights")
-    with np.errstate(over="ignore"):  # at a tiny temperature all but the largest become -inf
-        weights = np.exp((logits - highest) / temperature)
-    return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
-
-
-def draw(weights: Probs, rng: np.random.Generator) -> int:
-    """A token, with probability proportional to its weight."""
-    cumulative = weights.cumsum()
-    index = int(np.searchsorted(cumulative, rng.random() * cumulative[-1], side="right"))
-    return min(index, int(np.flatnonzero(weights)[-1]))
 
 
 def crop(models: Sequence[LatencyBackend], length: int) -> None:

@@ -6,9 +6,10 @@ from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
+from draftlab.core.sampling_numpy import GREEDY, Probs, Sampling
 from draftlab.engine.loop import Verification
 from draftlab.latency.lookup import SURE
-from draftlab.latency.loop import Alone, Block, DraftLength, Generation, Probs, generate, resume
+from draftlab.latency.loop import Alone, Block, DraftLength, Generation, generate, resume
 from draftlab.models.backend import LatencyBackend, check_pair
 from draftlab.models.llama_cpp import BATCH
 from draftlab.models.suffixes import LEAST, Memory, Suffixes
@@ -23,7 +24,7 @@ def speculate_with_suffixes(
     memory: Memory,
     *,
     joined: bool = False,
-    temperature: float = 0.0,
+    sampling: Sampling = GREEDY,
     rng: np.random.Generator | None = None,
     eos: Collection[int] = (),
     min_prob: float = 0.0,
@@ -35,7 +36,7 @@ def speculate_with_suffixes(
     """
     check_pair(target, draft)
     blocks = list[Block]()
-    how = (target, draft, prompt, max_new_tokens, lambda: draft_len(blocks), temperature, rng, min_prob)
+    how = (target, draft, prompt, max_new_tokens, lambda: draft_len(blocks), sampling, rng, min_prob)
     return generate((target, draft), AloneWithSuffixes(*how, memory, joined), max_new_tokens, eos, blocks)
 
 
@@ -49,13 +50,13 @@ class AloneWithSuffixes(Alone):
         prompt: Sequence[int],
         max_new_tokens: int,
         draft_len: Callable[[], int],
-        temperature: float,
+        sampling: Sampling,
         rng: np.random.Generator | None,
         min_prob: float,
         memory: Memory,
         joined: bool,
     ) -> None:
-        super().__init__(target, draft, prompt, max_new_tokens, draft_len, temperature, rng, min_prob)
+        super().__init__(target, draft, prompt, max_new_tokens, draft_len, sampling, rng, min_prob)
         self.seen, self.joined = Suffixes(self.text, memory), joined
 
     def propose(self, left: Sequence[int]) -> tuple[list[int], list[Probs]]:
@@ -66,7 +67,7 @@ class AloneWithSuffixes(Alone):
                 resume(self.draft, self.text[:-1])
             return super().propose(left)
         self.calls, self.drafted = 0, len(tokens)
-        return tokens, [self._certain(token) for token in tokens] if self.temperature else []
+        return tokens, [self._certain(token) for token in tokens] if self.sampling.temperature else []
 
     def _certain(self, token: int) -> Probs:
         """The distribution of a draft that always proposes this token."""

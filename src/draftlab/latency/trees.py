@@ -15,10 +15,11 @@ import numpy as np
 from jaxtyping import Float32
 
 from draftlab.core.confident_tree import ConfidentTree
+from draftlab.core.sampling_numpy import GREEDY, Sampling, draw, to_probs
 from draftlab.engine.loop import Verification
 from draftlab.errors import UserError
 from draftlab.latency.cost_aware import AtLeast, Rule
-from draftlab.latency.loop import Generation, crop, draw, generate, start, to_probs
+from draftlab.latency.loop import Generation, crop, generate, start
 from draftlab.models.backend import LatencyBackend, Logits, argmax, check_pair
 from draftlab.models.llama_branches import TEXT, Branches
 from draftlab.models.llama_cpp import LlamaCpp
@@ -32,7 +33,7 @@ def speculate_with_trees(
     max_new_tokens: int,
     tree: ConfidentTree,
     *,
-    temperature: float = 0.0,
+    sampling: Sampling = GREEDY,
     rng: np.random.Generator | None = None,
     eos: Collection[int] = (),
     rule: Rule | None = None,
@@ -44,7 +45,7 @@ def speculate_with_trees(
     ``UserError`` on another engine, or if a model has too few sequences (``sequences_for``).
     """
     check_pair(target, draft)
-    pair = AloneWithTrees(target, draft, prompt, max_new_tokens, tree, temperature, rng, rule or AtLeast(0.0), lookup)
+    pair = AloneWithTrees(target, draft, prompt, max_new_tokens, tree, sampling, rng, rule or AtLeast(0.0), lookup)
     return generate((target, draft), pair, max_new_tokens, eos, [])
 
 
@@ -114,7 +115,7 @@ class AloneWithTrees:
         prompt: Sequence[int],
         max_new_tokens: int,
         tree: ConfidentTree,
-        temperature: float,
+        sampling: Sampling,
         rng: np.random.Generator | None,
         rule: Rule,
         lookup: LookedUp | None,
@@ -122,7 +123,7 @@ class AloneWithTrees:
         if not (isinstance(target, LlamaCpp) and isinstance(draft, LlamaCpp)):
             raise UserError("trees are drafted and read by models in llama.cpp", remedy="set backend to llama_cpp")
         self.target, self.draft, self.tree, self.rule = target, draft, tree, rule
-        self.temperature, self.rng = temperature, rng or np.random.default_rng(0)
+        self.sampling, self.rng = sampling, rng or np.random.default_rng(0)
         self.context = min(target.context_length, draft.context_length)
         self.text = start([target, draft], prompt, max_new_tokens)
         self.drafted = self.calls = 0
@@ -144,7 +145,7 @@ class AloneWithTrees:
             return DraftedTree([], [], [], 0)
         logits = self.draft.predict(self.text[len(self.draft.tokens) :])
         self.growing = Branches(self.draft)
-        grown = grow(self.growing, logits[None], self.tree, self.temperature or 1.0, self.rule)
+        grown = grow(self.growing, logits[None], self.tree, self.sampling.temperature or 1.0, self.rule)
         self.drafted, self.calls = len(grown.tokens), grown.calls
         return grown
 
@@ -183,9 +184,9 @@ class AloneWithTrees:
         return Verification([followed + rejected], [0], [len(path)], [token])
 
     def _next(self, logits: Float32[np.ndarray, " vocab"]) -> int:
-        if self.temperature == 0:
+        if self.sampling.temperature == 0:
             return int(argmax(logits[None])[0])
-        return draw(to_probs(logits, self.temperature), self.rng)
+        return draw(to_probs(logits, self.sampling), self.rng)
 
     def settle(self, verification: Verification, kept: Sequence[int]) -> None:
         (accepted,), (path,) = verification.accepted, verification.drafted

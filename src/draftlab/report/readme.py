@@ -130,11 +130,11 @@ def _real(root: Path) -> str:
 
 def _processors(root: Path) -> str:
     """The speed-ups over all datasets on each processor where they were measured, and the time per token that they refer to."""
-    frames = []
+    frames = dict[str, pd.DataFrame]()
     for path in (root / REAL).glob(f"*/{ON_PROCESSORS}.csv.gz"):
         machine = _machine(read_json(path.with_name("provenance.json"))[ON_PROCESSORS])
-        frames.append(tidy.read(path, ON_PROCESSORS).assign(processor=machine))
-    table = pd.concat(sorted(frames, key=lambda frame: str(frame["processor"].iloc[0])))
+        frames[machine] = tidy.read(path, ON_PROCESSORS).assign(processor=machine)
+    table = pd.concat([frames[machine] for machine in sorted(frames)])
     plan = load_experiment(root / f"workflow/experiments/{ON_PROCESSORS}.yaml")
     layout = Layout(
         rows=["processor", "weights"], columns=["contender"], where={"contender": list(CONTENDERS)}, digits=2

@@ -14,6 +14,7 @@ from draftlab.core.confident_tree import ConfidentTree
 from draftlab.core.measure import Measure
 from draftlab.core.settings import Count, Dataset, Distinct, NonNegativeInt, ShareBelow1
 from draftlab.engine.answers import in_full, recorded_name
+from draftlab.engine.settings import Filters
 from draftlab.errors import UserError
 from draftlab.latency.settings import Engine
 from draftlab.progress import progress
@@ -48,7 +49,7 @@ MOST_SEQUENCES = 256
 """As many sequences as a context of llama.cpp can have."""
 
 
-class Settings(Engine):
+class Settings(Engine, Filters):
     dataset: Dataset = Field(description="dataset whose recorded held-out requests are answered")
     draft_len: int = Field(
         gt=0, description="tokens drafted per call of the target, unless that number follows the acceptance"
@@ -108,6 +109,8 @@ class Settings(Engine):
 
     @model_validator(mode="after")
     def _can_draft_all_of_it(self) -> Settings:
+        if not self.temperature and (self.top_k or self.top_p < 1 or self.min_p):
+            raise ValueError("top_k, top_p and min_p are for temperatures above 0")
         if self.suffix_confidence and not self.suffixes:
             raise ValueError("suffix_confidence is for suffix decoding: set suffixes: true")
         if self.shapes and self.backend != "llama_cpp":
@@ -292,9 +295,10 @@ def measure(
         """The answer, and how many steps the draft's model took."""
         rng = np.random.default_rng([settings.seed, settings.first + number])
         if name in (PLAIN, AGAIN):
-            return decode(target, prompt, length, temperature=settings.temperature, rng=rng), 0
-        return answer_with(contenders[name], target, prompt, length, settings.temperature, rng)
+            return decode(target, prompt, length, sampling=sampling, rng=rng), 0
+        return answer_with(contenders[name], target, prompt, length, sampling, rng)
 
+    sampling = settings.sampling(settings.temperature)
     costs = costs or {}
     priced = {id(one.draft): costs[name] for name, one in contenders.items() if name in costs}
     names = [PLAIN, *contenders, AGAIN]

@@ -14,13 +14,13 @@ import numpy as np
 import pandas as pd
 import torch
 
-from draftlab.core.sampling import Sampling
+from draftlab.core.sampling import GREEDY, Sampling
 from draftlab.core.verify.greedy import greedy
 from draftlab.core.verify.rrs import rrs
 from draftlab.core.verify.single import single
 from draftlab.core.verify.token import TokenVerifier
 from draftlab.core.verify.typical import typical
-from draftlab.engine.generate import GREEDY, generate
+from draftlab.engine.generate import generate
 from draftlab.engine.speculate import BlockTrace, speculate
 from draftlab.models import LanguageModel
 from draftlab.models.clock import clock_of

@@ -17,9 +17,8 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 from numpy.random import Generator
 
-from draftlab.core.sampling import Sampling, to_probs
+from draftlab.core.sampling import GREEDY, Sampling, to_probs
 from draftlab.core.verify.optimum import optimum_iid
-from draftlab.engine.generate import GREEDY
 from draftlab.engine.recording import TargetPass
 from draftlab.engine.replay import Agreement, Walk, agree_along, ahead, places_in, walk
 from draftlab.engine.replay_lengths import BlockCounts, cut, draft_everywhere
