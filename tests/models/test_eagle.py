@@ -20,6 +20,8 @@ from draftlab.engine.recording import record
 from draftlab.engine.replay import agree_along, at_its_depth, replay, walk
 from draftlab.engine.speculate import speculate
 from draftlab.errors import UserError
+from draftlab.models import load_model
+from draftlab.models.config import HEADS
 from draftlab.models.eagle import Eagle
 from draftlab.models.llama import Llama
 from draftlab.models.medusa import Medusa
@@ -180,7 +182,9 @@ def test_a_trimmed_head_proposes_only_its_tokens(tmp_path):
     model = learnt(draft=trim_head(narrow(), kept))
     assert kept_by(model) is model.draft.kept
     model.save(tmp_path / "draft")
-    assert load_file(tmp_path / "draft/heads.safetensors")["draft.kept"].tolist() == kept
+    assert load_file(tmp_path / "draft" / HEADS)["draft.kept"].tolist() == kept
+    with pytest.raises(UserError, match=r"draft: this draft reads its target's states, .*reads_target: false"):
+        load_model(tmp_path / "draft")
     logits = model.answer_logits([[1, 2, 3]], [[4, 5, 6]])
     assert logits.isfinite().all(0).all(0).nonzero()[:, 0].tolist() == kept
     options = {"max_new_tokens": 20, "eos_ids": [EOS]}

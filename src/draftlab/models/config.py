@@ -21,6 +21,8 @@ Id = Annotated[int, Field(ge=-1, lt=1 << 31)]  # -1 means none in old files
 Ids = Id | Annotated[list[Id], Field(min_length=1)] | None
 
 
+HEADS = "heads.safetensors"
+"""The weights of a draft on its target's states, which only a run that has the target can open."""
 TOOL_TEMPLATE = "additional_chat_templates/tool_use.jinja"
 """Where transformers writes the chat template for requests with tools, if it is another one."""
 
@@ -122,6 +124,9 @@ def read_config(folder: Path | str) -> dict[str, Any]:
     **Raises:** ``UserError`` that names the file, the field and what is wrong with it.
     """
     file = Path(folder) / "config.json"
+    if not file.is_file() and (Path(folder) / HEADS).is_file():
+        what = "this draft reads its target's states, and can be opened only where it was distilled"
+        raise UserError(what, file=folder, remedy="for other experiments, distil a draft with reads_target: false")
     raw = read_object(file)
     kind = raw.get("model_type")
     if kind is None and raw.get("architectures") == ["LlamaForCausalLM"]:  # written by an old version

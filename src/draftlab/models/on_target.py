@@ -13,6 +13,7 @@ from torch import nn
 from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_dir
 from draftlab.models import LanguageModel
+from draftlab.models.config import HEADS
 from draftlab.models.llama import Llama
 from draftlab.models.llama_decoder import LlamaDecoder
 
@@ -60,7 +61,7 @@ class OnTarget(nn.Module):
     def save(self, folder: Path | str) -> None:
         """Write the draft's own weights, and the tokens of its head if it is trimmed."""
         with atomic_dir(folder) as temporary:
-            save_file(self.state_dict(), temporary / "heads.safetensors")
+            save_file(self.state_dict(), temporary / HEADS)
 
 
 def as_llama(model: LanguageModel) -> Llama:
