@@ -213,10 +213,10 @@ def test_live_serving_is_replay(results, stream):
     forwards = []
     real = target.answer_logits
     target.answer_logits = lambda *a, **k: forwards.append(1) or real(*a, **k)
-    drafts = [draft_of(results), draft_of(results)]
     server = live_server(target, ROOM, {2})
     for which, buffer in (("rejected", 0), ("all", 0), ("block_end", 0), ("repository", 0), ("all", 3)):
         chosen = settings(loss_positions=which, replay=buffer, buffer=3 * buffer)
+        drafts = [draft_of(results), draft_of(results)]
         replayed, effort = online.serve(drafts[0], stream, chosen)
         live, other = online.serve(drafts[1], stream, chosen, server=server)
         losses = [rows.pop("update_loss") for rows in (replayed, live)]  # sums of floats, in another order
@@ -226,7 +226,7 @@ def test_live_serving_is_replay(results, stream):
         assert effort.positions > 0
         # AdamW makes a step of any gradient, however close to zero, so single weights may differ.
         served, expected = (weights(draft) for draft in drafts)
-        assert float((served - expected).norm() / expected.norm()) < 0.005
+        assert float((served - expected).norm() / expected.norm()) < 0.001
     assert not forwards
 
 
