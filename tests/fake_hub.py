@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from rehearsal import hub
 from rehearsal.hub import FAULTS, Repository, Request
 
-__all__ = ["FAULTS", "FakeHub", "serve"]
+__all__ = ["FAULTS", "FakeHub", "Repository", "serve"]
 
 
 @dataclass

@@ -158,7 +158,7 @@ def test_offline_without_a_cache_says_what_to_do(monkeypatch: pytest.MonkeyPatch
     def refuse(*_: object, **__: object) -> None:
         raise ConnectionError("Couldn't reach it with token hf_abcDEF123\nsecond line")
 
-    monkeypatch.setattr(datasets, "load_dataset", refuse)
+    monkeypatch.setattr(datasets, "load_dataset_builder", refuse)
     with pytest.raises(UserError, match="cannot read dataset openai/gsm8k") as caught:
         list(Hub(GSM8K).rows("train"))
     assert "abcDEF" not in str(caught.value)

@@ -22,8 +22,9 @@ from draftlab.errors import UserError
 from draftlab.files import hub
 from draftlab.files.json_files import write_jsonl
 from tests.conftest import ROOT
-from tests.fake_hub import FAULTS, FakeHub, serve
+from tests.fake_hub import FAULTS, FakeHub, Repository, serve
 
+COMMIT = Repository.commit
 TOKEN = "secret-4f2a91"  # not of the hub's own form: only the value can give it away
 WEIGHTS = save({"weight": torch.arange(128_000, dtype=torch.int32)})
 MODEL = {"config.json": b'{"model_type": "llama"}', "tokenizer.json": b"{}", "model.safetensors": WEIGHTS}
@@ -46,8 +47,9 @@ for fault in faults:
             copy_model(f"faulty/{fault}", Path(folder) / fault)
             results[fault] = (Path(folder) / fault / "model.safetensors").stat().st_size
         else:
+            name, _, revision = fault.partition("@")
             registry.load()[fault] = dataclasses.replace(
-                registry.find("gsm8k"), hub_id=f"faulty/{fault}", config="", revision="main"
+                registry.find("gsm8k"), hub_id=f"faulty/{name}", config="", revision=revision or "main"
             )
             sources.fetch(dataset=fault, split="train", source="hub", out=Path(folder) / f"{fault}.jsonl")
             results[fault] = len((Path(folder) / f"{fault}.jsonl").read_text().splitlines())
@@ -117,10 +119,17 @@ def test_every_fault_is_overcome_or_one_clear_message(kind: str, size: int, tmp_
 
         # Offline: what is in the cache is used, what is not is refused, and nobody is asked.
         hub.requests.clear()
-        offline, more = client(hub, kind, tmp_path, ["fine", "dead"], HF_HUB_OFFLINE="1")
+        # The library of datasets would take the rows of any revision.
+        other = f"fine@{'b' * 40}"
+        offline, more = client(hub, kind, tmp_path, ["fine", "dead", other], HF_HUB_OFFLINE="1")
         assert hub.requests == []
         assert offline["fine"] == size
         assert "unset HF_HUB_OFFLINE" in offline["dead"]
+        assert "unset HF_HUB_OFFLINE" in str(offline[other])
+        if kind == "datasets":
+            assert f"the local cache holds revision {COMMIT}, not {'b' * 40}" in offline[other]
+            provenance = json.loads((tmp_path / "fine.provenance.json").read_text())
+            assert provenance["revision"] == COMMIT, "that of the rows, also offline"
     written = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert len(written) > 5
     assert TOKEN not in printed + more

@@ -5,6 +5,7 @@ No other code of the project uses a network for data.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import re
@@ -12,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 from draftlab.data import companions, formats, generators, registry
 from draftlab.data.raw_rows import RawRow
@@ -23,6 +24,9 @@ from draftlab.files import hub, packages
 from draftlab.files.digests import sha256
 from draftlab.files.json_files import read_json, read_jsonl, write_json, write_jsonl
 from draftlab.files.seals import content_digest
+
+if TYPE_CHECKING:
+    import datasets
 
 SPLITS: tuple[Split, ...] = get_args(Split)
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -132,12 +136,14 @@ class Hub:
         if not name:
             return
         where = f"hub:{self.dataset.hub_id}/{name}"
-        for number, row in enumerate(_load_from_hub(self.dataset, name), 1):
+        rows, _ = _load_from_hub(self.dataset, name)
+        for number, row in enumerate(rows, 1):
             yield RawRow(where, number, plain(row))
 
     def provenance(self, split: Split) -> dict[str, Any]:
         dataset = self.dataset
-        return {"source": "hub", "hub_id": dataset.hub_id, "config": dataset.config, "revision": _commit(dataset)}
+        _, commit = _load_from_hub(dataset, dataset.eval if split == "eval" and dataset.eval else dataset.train)
+        return {"source": "hub", "hub_id": dataset.hub_id, "config": dataset.config, "revision": commit}
 
 
 @dataclass(frozen=True)
@@ -249,31 +255,23 @@ def provenance_path(out: Path) -> Path:
     return out.with_suffix(".provenance.json")
 
 
-def _load_from_hub(dataset: Dataset, split: str) -> Iterator[dict[str, Any]]:
+@functools.cache
+def _load_from_hub(dataset: Dataset, split: str) -> tuple[datasets.Dataset, str]:
+    """The rows of a split and their commit, of one load: a branch may move, and the cache may hold an older commit of it."""
     import datasets
 
     option, _, value = dataset.config.rpartition("=")  # data_dir=... or data_files=..., or the configuration's name
 
-    def load(again: bool) -> datasets.Dataset:
-        return datasets.load_dataset(
-            dataset.hub_id,
-            split=split,
-            revision=dataset.revision,
-            download_mode=datasets.DownloadMode.FORCE_REDOWNLOAD if again else None,
-            **{option or "name": value or None},
+    def load(again: bool) -> tuple[datasets.Dataset, str]:
+        mode = datasets.DownloadMode.FORCE_REDOWNLOAD if again else None
+        builder = datasets.load_dataset_builder(
+            dataset.hub_id, revision=dataset.revision, download_mode=mode, **{option or "name": value or None}
         )
+        # Without the hub, the library takes the rows that it cached last, whichever revision is asked for.
+        commit = builder.hash if COMMIT.fullmatch(builder.hash or "") else dataset.revision
+        if COMMIT.fullmatch(dataset.revision) and commit != dataset.revision:
+            raise FileNotFoundError(f"the local cache holds revision {commit}, not {dataset.revision}")
+        builder.download_and_prepare(download_mode=mode)
+        return builder.as_dataset(split), commit
 
-    yield from hub.ask("dataset", dataset.hub_id, load, otherwise="use another source")
-
-
-def _commit(dataset: Dataset) -> str:
-    """The dataset's revision; a branch is resolved to its commit if the hub can be reached."""
-    import huggingface_hub
-    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
-
-    if COMMIT.fullmatch(dataset.revision):
-        return dataset.revision
-    try:
-        return huggingface_hub.HfApi().dataset_info(dataset.hub_id, revision=dataset.revision).sha or dataset.revision
-    except (HTTPError, OSError):
-        return dataset.revision
+    return hub.ask("dataset", dataset.hub_id, load, otherwise="use another source")
