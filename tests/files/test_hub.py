@@ -257,6 +257,23 @@ def test_a_damaged_blob_of_another_revision_fails_nothing(
     assert list(cache.iterdir()) == []
 
 
+def test_a_blob_that_is_elsewhere_or_gone_fails_nothing(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library links to files that several repositories share; another process may remove a damaged blob at the same time."""
+    (cache / ("a" * 64)).symlink_to("absent")
+    (cache / ("b" * 64)).write_text("other bytes")
+    unlink = Path.unlink
+
+    def both(path: Path, missing_ok: bool = False) -> None:
+        unlink(path)
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", both)
+    asked: list[bool] = []
+    assert hub.ask("model", "owner/name", lambda again: asked.append(again) or "found", otherwise="x") == "found"
+    assert asked == [False, True]
+    assert [blob.name for blob in cache.iterdir()] == ["a" * 64]
+
+
 def test_bare_errors_of_xet_are_tried_again(cache: Path) -> None:
     asked: list[bool] = []
 

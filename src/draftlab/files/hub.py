@@ -69,14 +69,14 @@ def _check_files(kind: Kind, name: str) -> None:
 
     blobs = Path(constants.HF_HUB_CACHE) / f"{kind}s--{name.replace('/', '--')}" / "blobs"
     for blob in sorted(blobs.glob("*")):
-        if not re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", blob.name):
+        if not (re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", blob.name) and blob.is_file()):  # a link may lead nowhere
             continue
         whole = hashlib.sha256() if len(blob.name) == 64 else hashlib.sha1(b"blob %d\0" % blob.stat().st_size)
         with blob.open("rb") as file:
             while part := file.read(1 << 20):
                 whole.update(part)
         if whole.hexdigest() != blob.name:
-            blob.unlink()  # it may belong to another revision, which this request would not replace
+            blob.unlink(missing_ok=True)  # it may belong to another revision, which this request would not replace
             raise Damaged(f"{blob} is not what the hub announced")
 
 
