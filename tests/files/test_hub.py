@@ -312,6 +312,39 @@ def explained(cache: Path, error: Exception) -> str:
     return str(stop.value)
 
 
+def test_a_cache_without_access_is_not_the_network(cache: Path) -> None:
+    denied = OSError(30, "Read-only file system", "/shared/hub/models--owner--name/refs")
+    said = explained(cache, denied)
+    assert "cannot use the cache of model owner/name: [Errno 30] Read-only file system: '/shared/hub" in said
+    assert "(allow reading and writing there, or name another folder with HF_HOME, and run again)" in said
+    refused = PermissionError(13, "Permission denied")  # of a connection, by a firewall: it names no file
+    assert "check the network" in explained(cache, refused)
+
+
+@pytest.mark.parametrize(
+    ("error", "cause", "reason"),
+    [
+        ("An error occurred while generating", ValueError("BatchSize must be\ngreater"), "BatchSize must be"),
+        ("An error occurred while generating", AssertionError(), "AssertionError"),
+        (
+            "An error occurred\n\nTwo new columns ({'prompt'})\n\nThis",
+            TypeError("Couldn't cast"),
+            "Two new columns ({'prompt'})",
+        ),
+    ],
+)
+def test_rows_that_cannot_be_read_are_not_the_network(error: str, cause: Exception, reason: str, cache: Path) -> None:
+    from datasets.exceptions import DatasetGenerationError
+
+    def request(_: bool) -> str:
+        raise DatasetGenerationError(error) from cause
+
+    with pytest.raises(UserError) as stop:
+        hub.ask("dataset", "owner/name", request, otherwise="x")
+    remedy = "(check the files at https://huggingface.co/datasets/owner/name, or x)"
+    assert str(stop.value).endswith(f"local cache: {reason} {remedy}")
+
+
 @pytest.mark.parametrize(
     ("status", "remedy"), [(401, "check your token"), (403, "check your token"), (503, "check the network")]
 )

@@ -5,6 +5,7 @@ No message contains an access token.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import logging
@@ -112,14 +113,21 @@ def _explained(kind: Kind, name: str, error: Exception, otherwise: str) -> UserE
     )
 
     causes = _causes(error)
+    page = f"https://huggingface.co/{'datasets/' if kind == 'dataset' else ''}{name}"
+    unreadable: tuple[type[Exception], ...] = ()
     absent: tuple[type[Exception], ...] = (RepositoryNotFoundError, RevisionNotFoundError)
     if kind == "dataset":  # its library tries other revisions, so a missing one is not an error here
-        from datasets.exceptions import DatasetNotFoundError
+        from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 
+        unreadable = (DatasetGenerationError,)
         absent = (RepositoryNotFoundError, DatasetNotFoundError)
     if full := next((cause for cause in causes if is_disk_full(cause)), None):
         what = f"cannot write {kind} {name} to the hub's cache {constants.HF_HUB_CACHE}: {_public(full)}"
         return UserError(what, remedy="free space, or name a larger disk with HF_HOME, and run again")
+    if denied := next((cause for cause in causes if _is_denied(cause)), None):
+        what = f"cannot use the cache of {kind} {name}: {_public(denied)}"
+        remedy = "allow reading and writing there, or name another folder with HF_HOME, and run again"
+        return UserError(what, remedy=remedy)
     refusal = next((cause for cause in causes if isinstance(cause, absent)), None)
     if refusal is None:
         # Report the error of the hub or the network, even if a library raised another one afterwards.
@@ -130,17 +138,26 @@ def _explained(kind: Kind, name: str, error: Exception, otherwise: str) -> UserE
             remedy = "check your token with: hf auth login, and the network"
         elif any(isinstance(cause, json.JSONDecodeError) for cause in causes):
             reason = "the answer is not the hub's, but perhaps a page of a proxy"
+        elif isinstance(cause, unreadable):  # the first line of its message gives no reason
+            lines = [line for said in (cause, cause.__cause__) for line in str(said).splitlines() if line]
+            reason = without_token([*lines, type(cause.__cause__).__name__][1])
+            remedy = f"check the files at {page}"
         elif "CAS Client Error" in str(error):  # of the store from which Xet fetches
             remedy = "check the network, set HF_HUB_DISABLE_XET=1"
     elif isinstance(refusal, GatedRepoError) or "is a gated dataset" in str(refusal):
         reason = "it is gated"
-        page = f"https://huggingface.co/{'datasets/' if kind == 'dataset' else ''}{name}"
         remedy = f"ask for access at {page}, then log in once with: hf auth login"
     else:
         reason = "it does not exist or is private"
         remedy = "check its name and revision, log in with: hf auth login"
     what = f"cannot read {kind} {name} from the hub or its local cache: {reason}"
     return UserError(what, remedy=f"{remedy}, or {otherwise}")
+
+
+def _is_denied(error: BaseException) -> bool:
+    """Whether a file or folder may not be read or written. A connection that is refused names no file."""
+    denied = (errno.EACCES, errno.EPERM, errno.EROFS)
+    return isinstance(error, OSError) and error.errno in denied and error.filename is not None
 
 
 def _public(error: BaseException) -> str:
