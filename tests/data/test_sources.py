@@ -6,6 +6,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from draftlab.data.cleaners import CLEANERS
 from draftlab.data.raw_rows import RawRow
 from draftlab.data.sources import Fetched, Hub, RawFiles, fetch, open_source, provenance_path
 from draftlab.errors import UserError
+from draftlab.files import hub
 from draftlab.files.digests import sha256
 from draftlab.files.json_files import read_json, read_jsonl
 
@@ -150,6 +152,24 @@ def test_hub_reads_a_repository_in_its_layout(tmp_path: Path, monkeypatch: pytes
     assert [row.row["question"] for row in Hub(local).rows("train")] == ["a", "b"]
     assert Hub(local).provenance("train")["revision"] == GSM8K.revision
     assert list(Hub(registry.find("finance_alpaca")).rows("eval")) == []
+
+
+@pytest.mark.parametrize("damage", [lambda file: file.unlink(), lambda file: file.write_bytes(file.read_bytes()[:-99])])
+def test_cached_rows_that_are_damaged_are_made_again(
+    damage: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clusters delete files that were long unused one by one."""
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(hub, "WAITS", (0.0,))
+    write(tmp_path / "repository/train.jsonl", *({"question": f"{n}", "answer": "1"} for n in range(99)))
+    local = dataclasses.replace(GSM8K, hub_id=str(tmp_path / "repository"), config="")
+    before = [row.row for row in Hub(local).rows("train")]
+    [cached] = (tmp_path / "cache").rglob("*.arrow")
+    damage(cached)
+    again = dataclasses.replace(local, notes="another run")
+    assert [row.row for row in Hub(again).rows("train")] == before
 
 
 def test_offline_without_a_cache_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from draftlab.data import companions, formats, generators, registry
 from draftlab.data.raw_rows import RawRow
 from draftlab.data.readers import plain, read_rows
 from draftlab.data.registry import Dataset, Split
-from draftlab.errors import UserError, printable
+from draftlab.errors import UserError, first_line, printable
 from draftlab.files import hub, packages
 from draftlab.files.digests import sha256
 from draftlab.files.json_files import read_json, read_jsonl, write_json, write_jsonl
@@ -259,6 +259,7 @@ def provenance_path(out: Path) -> Path:
 def _load_from_hub(dataset: Dataset, split: str) -> tuple[datasets.Dataset, str]:
     """The rows of a split and their commit, of one load: a branch may move, and the cache may hold an older commit of it."""
     import datasets
+    import pyarrow
 
     option, _, value = dataset.config.rpartition("=")  # data_dir=... or data_files=..., or the configuration's name
 
@@ -272,6 +273,10 @@ def _load_from_hub(dataset: Dataset, split: str) -> tuple[datasets.Dataset, str]
         if COMMIT.fullmatch(dataset.revision) and commit != dataset.revision:
             raise FileNotFoundError(f"the local cache holds revision {commit}, not {dataset.revision}")
         builder.download_and_prepare(download_mode=mode)
-        return builder.as_dataset(split), commit
+        try:
+            return builder.as_dataset(split), commit
+        except (OSError, pyarrow.ArrowInvalid) as error:
+            what = f"the cached rows below {builder.cache_dir} are damaged: {first_line(error)}"
+            raise hub.Damaged(what) from error
 
     return hub.ask("dataset", dataset.hub_id, load, otherwise="use another source")

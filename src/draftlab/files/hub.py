@@ -30,7 +30,7 @@ PASSING = (408, 425, 429, 500, 502, 503, 504)
 
 
 class Damaged(OSError):
-    """A file in the hub's cache whose digest differs from its name."""
+    """A file of the cache that is not what was put there: what it was made of is fetched again."""
 
 
 def ask(kind: Kind, name: str, request: Callable[[bool], T], *, otherwise: str) -> T:
