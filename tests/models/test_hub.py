@@ -253,6 +253,34 @@ def test_weights_outlive_the_hubs_cache(
     assert kept.read_bytes() == WEIGHTS
 
 
+def test_a_model_that_the_cache_holds_in_part_is_refused(
+    opt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hub's library does not notice it in a cache of older versions; without its config a tokenizer writes other tokens."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(opt))
+    (opt / "flax_model.msgpack").symlink_to("absent")  # what nobody needs may be gone
+    hub.copy_model("owner/name", tmp_path / "whole")
+    settings = (opt / "tokenizer_config.json").rename(opt / "settings")
+    (opt / "tokenizer_config.json").symlink_to("absent")
+    with pytest.raises(
+        UserError, match=r"cannot read model owner/name .*: tokenizer_config.json is gone \(unset HF_HUB"
+    ):
+        hub.copy_model("owner/name", tmp_path / "copy")
+    settings.replace(opt / "tokenizer_config.json")
+    again = r"\(use .*, or fetch it again with a network and without HF_HUB_OFFLINE\)"
+    for file, what in {
+        "vocab.json": "tokenizer.json",
+        "config.json": "config.json",
+        "model.safetensors": "weights",
+    }.items():
+        (opt / file).unlink()
+        with pytest.raises(UserError, match=f"owner/name: no {what}.*{again}"):
+            hub.copy_model("owner/name", tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
+
+
 @pytest.mark.parametrize("name", ["opt", "opt/model.gguf", "opt/inside"])
 def test_a_model_is_not_replaced_by_links_to_itself(
     name: str, opt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -31,6 +31,8 @@ TOKENIZER = (
     *(file for files in VOCABULARIES for file in files),
 )
 
+LAYOUT = "use a model in the Hugging Face layout"
+
 
 def copy_model(name: str, out: Path) -> None:
     """Make ``out`` the model ``name``: a folder, a GGUF file, ``package:NAME``, or ``owner/name[@revision]`` of the hub.
@@ -86,7 +88,7 @@ def fetch(name: str, otherwise: str = "give a local folder") -> Path:
     source = _resolve(name, (PICKLED, PICKLED_INDEX, *TOKENIZER), otherwise)
     if not any(source.glob(PICKLED)):
         what = "no weights: neither *.safetensors nor pytorch_model*.bin"
-        raise UserError(what, file=name, remedy="use another model")
+        raise UserError(what, file=name, remedy=_or_again("use another model", name))
     if Path(name).is_dir():
         key = content_digest(source)[:16]
     else:
@@ -115,7 +117,7 @@ def _link_or_copy(file: Path, out: Path) -> None:
 def _copy_tokenizer(source: Path, folder: Path, name: str) -> None:
     copy_files(source, folder, TOKENIZER)
     if not (folder / "config.json").is_file():
-        raise UserError("no config.json", file=name, remedy="use a model in the Hugging Face layout")
+        raise UserError("no config.json", file=name, remedy=_or_again(LAYOUT, name))
     if not (folder / "tokenizer.json").is_file():
         _make_tokenizer(folder, name)
 
@@ -124,7 +126,7 @@ def _make_tokenizer(folder: Path, name: str) -> None:
     """Write the tokenizer.json that is equivalent to the older tokenizer files of a folder."""
     files = next((files for files in VOCABULARIES if all((folder / file).is_file() for file in files)), None)
     if files is None:
-        raise UserError("no tokenizer.json", file=name, remedy="use a model in the Hugging Face layout")
+        raise UserError("no tokenizer.json", file=name, remedy=_or_again(LAYOUT, name))
     from transformers import AutoTokenizer, logging
     from transformers.utils.import_utils import is_protobuf_available, is_sentencepiece_available
 
@@ -139,6 +141,11 @@ def _make_tokenizer(folder: Path, name: str) -> None:
         raise UserError(what, file=name, remedy="use a model that has one") from None
 
 
+def _or_again(remedy: str, name: str) -> str:
+    """``remedy``, and what else helps for a model of the hub: without a network, the cache may hold a part of it."""
+    return remedy if Path(name).is_dir() else f"{remedy}, or fetch it again with a network and without HF_HUB_OFFLINE"
+
+
 def _resolve(name: str, patterns: tuple[str, ...], otherwise: str = "give a local folder") -> Path:
     if Path(name).is_dir():
         return Path(name)
@@ -150,8 +157,12 @@ def _resolve(name: str, patterns: tuple[str, ...], otherwise: str = "give a loca
     repository, _, revision = name.partition("@")
 
     def download(again: bool) -> str:
-        return snapshot_download(
+        folder = snapshot_download(
             repository, revision=revision or None, allow_patterns=list(patterns), force_download=again
         )
+        for file in sorted(Path(folder).iterdir()):
+            if not file.exists() and any(file.match(pattern) for pattern in patterns):
+                raise FileNotFoundError(f"{file.name} is gone")  # a link that the library took for the file
+        return folder
 
     return Path(ask("model", repository, download, otherwise=otherwise))
