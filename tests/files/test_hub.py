@@ -346,9 +346,15 @@ def test_rows_that_cannot_be_read_are_not_the_network(error: str, cause: Excepti
 
 
 @pytest.mark.parametrize(
-    ("status", "remedy"), [(401, "check your token"), (403, "check your token"), (503, "check the network")]
+    ("status", "remedy"),
+    [
+        (401, "check your token"),
+        (403, "check your token"),
+        (429, "run again in some minutes"),
+        (503, "check the network"),
+    ],
 )
-def test_signatures_are_hidden_and_a_refused_token_is_not_the_network(status: int, remedy: str, cache: Path) -> None:
+def test_signatures_are_hidden_and_a_refusal_is_not_the_network(status: int, remedy: str, cache: Path) -> None:
     """The address of a file is signed, and gives access to it."""
     from huggingface_hub.errors import HfHubHTTPError, HTTPError  # type: ignore[attr-defined]
 

@@ -134,8 +134,11 @@ def _explained(kind: Kind, name: str, error: Exception, otherwise: str) -> UserE
         cause = next((cause for cause in causes if isinstance(cause, HTTPError)), error)
         reason = _public(cause)
         remedy = "unset HF_HUB_OFFLINE" if constants.HF_HUB_OFFLINE else "check the network"
-        if getattr(getattr(cause, "response", None), "status_code", 0) in (401, 403):
+        status = getattr(getattr(cause, "response", None), "status_code", 0)
+        if status in (401, 403):
             remedy = "check your token with: hf auth login, and the network"
+        elif status == 429:  # who is logged in may ask more often
+            remedy = "run again in some minutes, log in with: hf auth login"
         elif any(isinstance(cause, json.JSONDecodeError) for cause in causes):
             reason = "the answer is not the hub's, but perhaps a page of a proxy"
         elif isinstance(cause, unreadable):  # the first line of its message gives no reason
