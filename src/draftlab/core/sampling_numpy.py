@@ -52,7 +52,13 @@ GREEDY = Sampling(temperature=0.0)
 
 
 def to_probs(logits: Float32[np.ndarray, "*batch vocab"], sampling: Sampling) -> Float64[np.ndarray, "*batch vocab"]:
-    """``core.sampling.to_probs``, above temperature 0.
+    """``core.sampling.to_probs`` in numpy, above temperature 0: softmax at a temperature, then top-k, top-p and min-p, renormalised.
+
+    **Arguments:**
+    - `logits`: the scores of the next token, shape `(*batch, vocab)`
+    - `sampling`: the temperature and the filters
+
+    **Returns:** probabilities in float64, of the same shape. **Raises:** ``UserError`` for NaN or +inf logits.
 
     >>> to_probs(np.float32([0, 0, -1]), Sampling(temperature=0.5, top_k=2)).tolist()
     [0.5, 0.5, 0.0]
@@ -111,7 +117,17 @@ def most_to_sort(top_k: int, vocab: int) -> int:
 
 
 def draw(weights: Probs, rng: np.random.Generator) -> int:
-    """A token, with probability proportional to its weight."""
+    """A token, with probability proportional to its weight; a weight of 0 is never drawn.
+
+    **Arguments:**
+    - `weights`: numbers of 0 or more, of which one is positive
+    - `rng`: the source of the draw
+
+    **Returns:** the token's id.
+
+    >>> draw(np.array([0.0, 3.0, 0.0]), np.random.default_rng(0))
+    1
+    """
     cumulative = weights.cumsum()
     index = int(np.searchsorted(cumulative, rng.random() * cumulative[-1], side="right"))
     return min(index, int(np.flatnonzero(weights)[-1]))
