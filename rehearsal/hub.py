@@ -182,7 +182,8 @@ class _Handler(BaseHTTPRequestHandler):
         if len(data) >= LARGE and not is_stored:
             headers |= {"X-Linked-ETag": f'"{_digest(data)}"', "X-Linked-Size": str(len(data))}
             return self._send(302, b"", headers | {"Location": self.hub.url + stored})
-        body = {"wrong": data[:-1] + bytes(byte ^ 1 for byte in data[-1:]), "short": data[: len(data) // 2]}.get(fault, data)
+        wrong = data[:-1] + bytes(byte ^ 1 for byte in data[-1:])
+        body = {"wrong": wrong, "short": data[: len(data) // 2]}.get(fault, data)
         if self.command == "HEAD":
             return self._send(200, data, headers)
         status, start = 200, 0
