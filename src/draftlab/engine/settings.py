@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
-from draftlab.core.sampling_numpy import GREEDY, Sampling
 from draftlab.core.settings import Count, Device, Dtype, NonNegativeInt, Settings, Template
+
+if TYPE_CHECKING:
+    from draftlab.core.sampling_numpy import Sampling
 
 
 class Recipe(Settings):
@@ -125,6 +127,8 @@ class Filters(Settings):
 
     def sampling(self, temperature: float) -> Sampling:
         """How tokens are drawn at a temperature; at 0 nothing is left out."""
+        from draftlab.core.sampling_numpy import GREEDY, Sampling
+
         return Sampling(temperature, self.top_k or None, self.top_p, self.min_p) if temperature else GREEDY
 
 
