@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from draftlab.core import sampling, sampling_numpy
+from draftlab.core import sampling
 from draftlab.core.sampling_numpy import FIRST_SORT, Sampling, draw, to_probs
 from draftlab.errors import UserError
 
@@ -53,7 +53,3 @@ def test_a_token_of_weight_0_is_never_drawn() -> None:
     rng = np.random.default_rng(0)
     drawn = np.bincount([draw(np.array([0.0, 1.0, 3.0]), rng) for _ in range(4000)], minlength=3) / 4000
     np.testing.assert_allclose(drawn, [0, 0.25, 0.75], atol=0.03)
-
-
-def test_the_settings_are_the_same() -> None:
-    assert sampling.Sampling is sampling_numpy.Sampling

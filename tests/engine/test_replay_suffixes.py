@@ -9,7 +9,7 @@ from draftlab.engine import replay_suffixes
 from draftlab.engine.recording import record
 from draftlab.engine.replay_lengths import cut, draft_everywhere
 from draftlab.engine.replay_suffixes import continue_everywhere, first_or_else, search_seconds
-from draftlab.models.suffixes import LEAST, Memory, Suffixes
+from draftlab.models.suffixes import Memory, Suffixes
 from tests.models.test_lookup import passages
 from tests.pair import small_llama
 
@@ -35,7 +35,7 @@ def served(answer, memory: Memory, longest: int, least: float) -> list[tuple[int
 
 def test_the_blocks_are_those_of_a_loop(recorded):
     answers = recorded.answers
-    for least in (LEAST, 0.6):
+    for least in (0.0, 0.6):
         drafted = continue_everywhere(recorded, answers, 4, least)
         blocks = cut(drafted, drafted.without_model())
         found = [served(a, Memory(b.answer_ids for b in answers if b is not a), 4, least) for a in answers]

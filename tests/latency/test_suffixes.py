@@ -15,7 +15,7 @@ from draftlab.latency.suffixes import speculate_with_suffixes
 from draftlab.models import load_model
 from draftlab.models.backend import EngineOptions
 from draftlab.models.llama_cpp import LlamaCpp
-from draftlab.models.suffixes import LEAST, Memory
+from draftlab.models.suffixes import Memory
 from tests.models.test_lookup import passages
 from tests.pair import exported_pair
 
@@ -32,7 +32,7 @@ def test_in_llama_cpp_it_drafts_what_replay_drafts(models: dict[str, Path], join
     requests = [(str(number), prompt) for number, prompt in enumerate(passages())]
     recorded = record(load_model(models["target"]), requests, max_new_tokens=16, eos_ids={2})
     stream, held_out = recorded.take(range(len(requests) // 2)), recorded.take(range(len(requests) // 2, len(requests)))
-    drafted = continue_everywhere(held_out, stream.answers, 3, max(least, LEAST))
+    drafted = continue_everywhere(held_out, stream.answers, 3, least)
     lengths = drafted.without_model()
     if joined:
         takes = drafted.found[:, 0] & (drafted.confidence[:, 0] >= SURE)

@@ -113,6 +113,7 @@ def test_no_pattern_that_is_left_out_would_be_better(least):
         best = text.path(4, least)
         assert best == max(paths, key=lambda path: sum(path.probabilities))
         assert all(probability >= least for probability in best.probabilities)
+        assert text.paths(4, [0.8, least, 0.0]) == [text.path(4, 0.8), best, text.path(4)]
 
 
 def test_a_text_that_shrank_goes_on_like_a_new_one():

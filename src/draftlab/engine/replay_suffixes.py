@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Sequence
 
@@ -11,7 +12,7 @@ from jaxtyping import Bool
 from draftlab.engine.answers import Answer
 from draftlab.engine.recording import TargetPass
 from draftlab.engine.replay_lengths import Drafted
-from draftlab.models.suffixes import LEAST, Memory, Suffixes
+from draftlab.models.suffixes import Memory, Suffixes
 
 BETWEEN = 16 * 2**20
 """Bytes that are read between two timed searches. A step of the target reads its weights, and drives the memory out of the processor's caches."""
@@ -19,9 +20,7 @@ EVERY = 8
 """Every so many positions a search is timed."""
 
 
-def continue_everywhere(
-    recorded: TargetPass, remembered: Sequence[Answer], depth: int, least: float = LEAST
-) -> Drafted:
+def continue_everywhere(recorded: TargetPass, remembered: Sequence[Answer], depth: int, least: float = 0.0) -> Drafted:
     """Draft up to ``depth`` tokens, together at least as probable as ``least``, at every position of every answer.
 
     They come from the answer's own text and the ``remembered`` answers other than itself.
@@ -29,27 +28,45 @@ def continue_everywhere(
     Where it drafts nothing, as where a draft knows nothing, all tokens are equally probable. The answers may be sampled: a token that was not drawn
     is accepted with the target's probability of it, which is how often the text goes on with it.
     """
+    return continue_at_thresholds(recorded, remembered, depth, [least])[0]
+
+
+def continue_at_thresholds(
+    recorded: TargetPass, remembered: Sequence[Answer], depth: int, thresholds: Sequence[float]
+) -> list[Drafted]:
+    """``continue_everywhere`` for each threshold, with one search at each position."""
     memory = Memory(answer.answer_ids for answer in remembered)
     numbers = {id(answer): number for number, answer in enumerate(remembered)}
-    positions, vocab = sum(recorded.lengths), recorded.vocab_size
-    accepted = np.zeros(positions, dtype=np.int64)
-    confidence, spread = np.full((positions, depth), 1 / vocab), np.full((positions, depth), np.log(vocab))
-    margin, found = np.zeros((positions, depth)), np.zeros((positions, depth), dtype=bool)
+    drafted = [_nothing(recorded, depth) for _ in thresholds]
     at = 0
     for answer in recorded.answers:
         text = Suffixes(answer.prompt_ids, memory, without=numbers.get(id(answer)))
         for place, token in enumerate(answer.answer_ids):
-            tokens, counts = text.path(depth, least)
-            left = answer.answer_ids[place:]
-            agrees = [a == b for a, b in zip(tokens, left, strict=False)]
-            accepted[at] = [*agrees, False].index(False)
-            for step, times in enumerate(counts):
-                shares = np.array(times) / sum(times)
-                confidence[at, step], margin[at, step] = shares[0], shares[0] - shares[1:2].sum()
-                spread[at, step], found[at, step] = -(shares * np.log(shares)).sum(), True
+            for own, path in zip(drafted, text.paths(depth, thresholds), strict=True):
+                agrees = [a == b for a, b in zip(path.tokens, answer.answer_ids[place:], strict=False)]
+                own.accepted[at] = [*agrees, False].index(False)
+                for step, times in enumerate(path.counts):
+                    own.confidence[at, step], own.margin[at, step], own.entropy[at, step] = _certainty(tuple(times))
+                    own.found[at, step] = True
             text.append(token)
             at += 1
-    return Drafted(recorded.lengths, accepted, confidence, spread, margin, found)
+    return drafted
+
+
+@functools.lru_cache(2**16)
+def _certainty(times: tuple[int, ...]) -> tuple[float, float, float]:
+    """The share of the most frequent token, how much more frequent it is than the next one, and the entropy of the shares."""
+    shares = np.array(times) / sum(times)
+    return shares[0], shares[0] - shares[1:2].sum(), -(shares * np.log(shares)).sum()
+
+
+def _nothing(recorded: TargetPass, depth: int) -> Drafted:
+    """Nothing drafted at any position."""
+    shape, vocab = (sum(recorded.lengths), depth), recorded.vocab_size
+    even, spread = np.full(shape, 1 / vocab), np.full(shape, np.log(vocab))
+    return Drafted(
+        recorded.lengths, np.zeros(shape[0], np.int64), even, spread, np.zeros(shape), np.zeros(shape, dtype=bool)
+    )
 
 
 def search_seconds(recorded: TargetPass, remembered: Sequence[Answer], longest: int) -> float:

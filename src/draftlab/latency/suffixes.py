@@ -12,7 +12,7 @@ from draftlab.latency.lookup import SURE
 from draftlab.latency.loop import Alone, Block, DraftLength, Generation, generate, resume
 from draftlab.models.backend import LatencyBackend, check_pair
 from draftlab.models.llama_cpp import BATCH
-from draftlab.models.suffixes import LEAST, Memory, Suffixes
+from draftlab.models.suffixes import Memory, Suffixes
 
 
 def speculate_with_suffixes(
@@ -60,8 +60,7 @@ class AloneWithSuffixes(Alone):
         self.seen, self.joined = Suffixes(self.text, memory), joined
 
     def propose(self, left: Sequence[int]) -> tuple[list[int], list[Probs]]:
-        longest = min(self.draft_len(), self.context - len(self.text))
-        tokens, counts = self.seen.path(longest, max(LEAST, self.min_prob))
+        tokens, counts = self.seen.path(min(self.draft_len(), self.context - len(self.text)), self.min_prob)
         if self.joined and (not tokens or counts[0][0] < SURE * sum(counts[0])):
             if len(self.text) - len(self.draft.tokens) > BATCH:  # it has not read what it did not draft
                 resume(self.draft, self.text[:-1])

@@ -136,26 +136,34 @@ class Suffixes:
         while len(self.tokens) > length:
             self._after[self.tokens.pop()].pop()
 
-    def path(self, longest: int, least: float = LEAST) -> Path:
-        """At most ``longest`` tokens that may follow, together at least as probable as ``least``; none where the last token is new.
+    def path(self, longest: int, least: float = 0.0) -> Path:
+        """At most ``longest`` tokens that may follow, together at least as probable as ``least`` and ``LEAST``; none where the last token is new.
 
         A larger ``least`` may choose another pattern, not only a shorter path.
+        """
+        return self.paths(longest, [least])[0]
+
+    def paths(self, longest: int, leasts: Sequence[float]) -> list[Path]:
+        """``path`` for each of ``leasts``, with one search.
 
         >>> text = Suffixes([3, 1], Memory([[3, 1, 8], [3, 1, 5, 6], [1, 9], [1, 9], [1, 9]]))
-        >>> text.path(2).tokens, text.path(2, 0.6).tokens
-        ([5, 6], [9])
+        >>> [path.tokens for path in text.paths(2, [0.0, 0.6])]
+        [[5, 6], [9]]
         """
+        best, most = [Path([], [])] * len(leasts), [0.0] * len(leasts)
         if not self.tokens:
-            return Path([], [])
+            return best
         own, known = np.frombuffer(self.tokens, dtype=np.int64), self.memory
-        best, most = Path([], []), 0.0
         for tokens, matches in (own, self._matches()), (known.tokens, known.matches(self.tokens, self._without)):
             for match in matches:
-                if min(match.length, longest) <= most:
+                if min(match.length, longest) <= min(most):
                     break  # not even a certain path would be better, and the other patterns are shorter
-                path = _follow(tokens, *match, longest, least)
-                if (found := sum(path.probabilities)) > most:
-                    best, most = path, found
+                path = _follow(tokens, *match, longest, max(min(leasts), LEAST))
+                probabilities = path.probabilities
+                for place, least in enumerate(leasts):
+                    count = sum(probability >= least for probability in probabilities)
+                    if (found := sum(probabilities[:count])) > most[place]:
+                        best[place], most[place] = Path(path.tokens[:count], path.counts[:count]), found
         return best
 
     def _matches(self) -> list[Match]:

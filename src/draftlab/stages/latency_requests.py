@@ -291,6 +291,8 @@ def measure(
     from draftlab.latency.lookup import LookupBackend
     from draftlab.latency.loop import decode
 
+    sampling = settings.sampling(settings.temperature)
+
     def answer(name: str, number: int, prompt: list[int], length: int) -> tuple[Generation, int]:
         """The answer, and how many steps the draft's model took."""
         rng = np.random.default_rng([settings.seed, settings.first + number])
@@ -298,7 +300,6 @@ def measure(
             return decode(target, prompt, length, sampling=sampling, rng=rng), 0
         return answer_with(contenders[name], target, prompt, length, sampling, rng)
 
-    sampling = settings.sampling(settings.temperature)
     costs = costs or {}
     priced = {id(one.draft): costs[name] for name, one in contenders.items() if name in costs}
     names = [PLAIN, *contenders, AGAIN]

@@ -22,11 +22,10 @@ from draftlab.core.verify.optimum import optimum_iid
 from draftlab.engine.recording import TargetPass
 from draftlab.engine.replay import Agreement, Walk, agree_along, ahead, places_in, walk
 from draftlab.engine.replay_lengths import BlockCounts, cut, draft_everywhere
-from draftlab.engine.replay_suffixes import continue_everywhere
+from draftlab.engine.replay_suffixes import continue_at_thresholds
 from draftlab.models import LanguageModel
 from draftlab.models.lookup import Lookup
 from draftlab.models.ngrams import Ngrams, guesses_along
-from draftlab.models.suffixes import LEAST
 from draftlab.train.learning import Effort, train
 from draftlab.train.offline import counts
 from draftlab.train.online import Lesson, check_interval, served_by
@@ -80,8 +79,9 @@ def suffixes(recorded: TargetPass, stream: TargetPass, settings: ReplayLog) -> p
     """
     frames = []
     for draft_len in settings.draft_lens:
-        for threshold in (0.0, *settings.thresholds):
-            drafted = continue_everywhere(recorded, stream.answers, draft_len, max(threshold, LEAST))
+        thresholds = (0.0, *settings.thresholds)
+        found = continue_at_thresholds(recorded, stream.answers, draft_len, thresholds)
+        for threshold, drafted in zip(thresholds, found, strict=True):
             blocks = cut(drafted, drafted.without_model())
             rows = _of_blocks(blocks, recorded, draft_len, threshold).assign(whole=0.0)  # no model has to catch up
             frames.append(rows.assign(option="suffix_confident" if threshold else "suffix"))
