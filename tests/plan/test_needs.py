@@ -133,6 +133,18 @@ def test_a_draft_that_reads_the_targets_states_learns_beside_the_target(experime
     assert beside > alone + 13.48e9, "Vicuna-7B in float16"
 
 
+@pytest.mark.parametrize(("experiment", "places"), [("osd_offline", "longest"), ("osd_online", "draft_len")])
+def test_a_draft_that_proposes_a_block_in_one_pass_learns_each_token_of_it(experiment: str, places: str) -> None:
+    planned = run(experiments=experiment)
+    settings = next(iter(planned.cells(experiment).values()))[-1].settings
+    settings = settings.model_copy(update={"sample_source": "teacher"})
+    alone, parallel = (
+        needs._peak(planned, settings.model_copy(update={"parallel": is_parallel})) for is_parallel in (False, True)
+    )
+    assert alone
+    assert parallel == getattr(settings, places) * alone
+
+
 def test_decoding_with_several_drafts_holds_a_cache_for_each() -> None:
     """By hand for OPT-13B with OPT-125M, two sequences of four tokens: weights of both in float16, keys and values of 16 sequences of 2,048
     tokens, logits of both, and eight tables in float64. Texts are written with one cache for each of 8 requests."""
@@ -392,6 +404,8 @@ def test_only_measurements_and_a_classifier_have_no_hours() -> None:
         ("osd_medusa", "warm_requests", 10, 1000),
         ("osd_offline", "reads_target", False, True),
         ("osd_online", "reads_target", False, True),
+        ("osd_offline", "parallel", False, True),
+        ("osd_online", "parallel", False, True),
         ("osd_medusa", "verifiers", ["rrs"], ["rrs", "typical"]),
     ],
 )

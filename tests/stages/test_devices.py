@@ -35,6 +35,8 @@ CELLS: dict[str, tuple[str, dict[str, Any]]] = {
     "offline": ("offline", LEARNS | {"epochs": 1, "micro_batch": 4, "autocast": True, "live": True, "probes": 1}),
     "offline_states": ("offline", LEARNS | {"epochs": 1, "reads_target": True, "live": True}),
     "online_states": ("online", SERVES | {"reads_target": True}),
+    "offline_parallel": ("offline", LEARNS | {"epochs": 1, "parallel": True, "live": True, "autocast": True}),
+    "online_parallel": ("online", SERVES | {"parallel": True, "reads_target": True, "live": True}),
     "mix_token": ("offline", LEARNS | {"epochs": 1, "sample_source": "mix_token"}),
     "mix_request": ("offline", LEARNS | {"epochs": 1, "sample_source": "mix_request", "temperature": 1.0}),
     "hard_label": ("offline", LEARNS | {"epochs": 1, "loss": "hard_label"}),
@@ -94,7 +96,11 @@ def run(name: str, changes: dict[str, Any], results: Path, out: Path, device: st
     ("results_of_family", "cell"),
     [
         *(("llama", cell) for cell in CELLS),
-        *(("t5", cell) for cell, (name, changes) in CELLS.items() if name in OF_T5 and "reads_target" not in changes),
+        *(
+            ("t5", cell)
+            for cell, (name, changes) in CELLS.items()
+            if name in OF_T5 and not {"reads_target", "parallel"} & set(changes)
+        ),
     ],
     indirect=["results_of_family"],
 )

@@ -193,9 +193,24 @@ def test_with_a_draft_that_reads_the_targets_states_live_decoding_counts_what_re
     assert (table["parameters"] - alone["parameters"].iloc[0] == 16 * 32 + 16 * 16).all(), "two matrices more"
 
 
-def test_a_draft_that_reads_the_targets_states_writes_no_answers(results):
+@pytest.mark.parametrize("reads_target", [False, True])
+def test_with_a_draft_that_proposes_a_block_in_one_pass_live_decoding_counts_what_replay_counts(
+    results, tmp_path, reads_target
+):
+    alone, _ = run(results, tmp_path / "a", epochs=4)
+    table, facts = run(results, tmp_path / "b", epochs=4, parallel=True, reads_target=reads_target, live=True)
+    counted = ["accepted", "visited", "overlap", "blocks", "emitted"]
+    replayed, live = (table[table["measured"] == name].set_index("request_id")[counted] for name in ("replay", "live"))
+    pd.testing.assert_frame_equal(replayed, live)
+    assert 0 < replayed["accepted"].sum() < replayed["visited"].sum()
+    assert facts["runs"][0]["target_tokens"] == reads_target * facts["runs"][0]["tokens"]
+    assert (table["parameters"] - alone["parameters"].iloc[0] == 16 + reads_target * 16 * 32).all()
+
+
+@pytest.mark.parametrize("kind", ["reads_target", "parallel"])
+def test_a_draft_that_depends_on_its_block_writes_no_answers(results, kind):
     with pytest.raises(ValueError, match="sample_source must be teacher"):
-        settings(reads_target=True, sample_source="student")
+        settings(sample_source="student", **{kind: True})
 
 
 # --- sources -----------------------------------------------------------------------------------------------------
@@ -521,7 +536,7 @@ def test_a_checkpoint_of_another_draft_or_target_is_left_aside(results, tmp_path
     assert steps[0] == (3 if what == "nothing" else 0)
 
 
-@pytest.mark.parametrize("changes", [{}, {"reads_target": True, "micro_batch": 3}])
+@pytest.mark.parametrize("changes", [{}, {"reads_target": True, "micro_batch": 3}, {"parallel": True}])
 def test_probes_survive_a_killed_run(results, tmp_path, monkeypatch, changes):
     monkeypatch.setattr(training, "CHECKPOINT_SECONDS", 0.0)
     straight, _ = run(results, tmp_path / "a", epochs=2, probes=3, **changes)

@@ -138,8 +138,8 @@ class BatchedPair:
             )
         else:
             self.reader = ModelRows(decoder, prompts, num_drafts, room)
-        # With several drafts, a draft that did not write the accepted sequence reads up to a whole block of it at once.
-        room += draft_len if len(draft_decoders) > 1 else 0
+        # A draft that did not write the accepted sequence in its cache reads up to a whole block of it at once.
+        room += draft_len
         self.writers = [ModelRows(draft_decoder, prompts, self.share, room) for draft_decoder in draft_decoders]
 
     def propose(self, left: Sequence[int]) -> Proposal:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from draftlab.core.sampling import draft_tokens, most_probable, to_probs
 from draftlab.engine.loop import Verification
+from draftlab.engine.parallel import propose_at_once, read_block
 from draftlab.engine.policy import Policy, Proposal, verify_block
 from draftlab.models import TokenIds
 from draftlab.models.batching import pad_rows
@@ -38,7 +39,7 @@ class EaglePair:
         room, read = max_new_tokens + draft_len, [len(prompt) - 1 for prompt in prompts]
         self.drafter = draft.drafter()
         self.cache, tokens = decoder.begin(prompts, room)
-        self.draft_cache, _ = self.drafter.begin(prompts, room)
+        self.draft_cache, _ = self.drafter.begin(prompts, room + draft_len)
         tokens = tokens[:, : draft.context_length]  # the rest is padding
         states = self.cache.states(tokens).view(*tokens.shape, draft.target.config.hidden_size)
         before = F.pad(states, (0, 0, 1, 0))  # before[:, t]: the state before token t
@@ -51,16 +52,20 @@ class EaglePair:
         self.before = before[rows, torch.tensor(read, device=tokens.device)][:, None]
 
     def propose(self, left: Sequence[int]) -> Proposal:
-        """Read the fresh tokens with the target's states, then draft token after token."""
+        """Read the fresh tokens with the target's states, then draft token after token, or all at once if the draft is parallel."""
         policy, sampling, fresh = self.policy, self.policy.draft_samplings[0], pad_rows(self.fresh)
         counts = [len(tokens) for tokens in self.fresh]
         known = [length + count for length, count in zip(self.draft_cache.lengths, counts, strict=True)]
-        device = self.unread.device
+        device, length = self.unread.device, min(self.draft_len, max(left))
+        if self.draft.mask is not None:
+            inputs = self.draft.inputs(fresh.to(device), self.before, own=False)
+            block = read_block(self.draft_cache, inputs, counts, self.draft.mask, length)
+            return propose_at_once(self.drafter.project(block.flatten(0, 1)).view(*block.shape[:2], -1), policy)
         states = self._read(fresh.to(device), self.before, own=False)
         state = states[torch.arange(len(counts), device=device), torch.tensor(counts, device=device) - 1]
         self.draft_cache.crop(known)
         tokens, distributions = list[Tensor](), list[Tensor]()
-        for place in range(min(self.draft_len, max(left))):
+        for place in range(length):
             if place:
                 state = self._read(tokens[-1][:, None], state[:, None], own=True)[:, -1]
             logits = self.drafter.project(state)

@@ -23,6 +23,7 @@ from draftlab.engine.eagle import EaglePair
 from draftlab.engine.generate import batches, check_requests
 from draftlab.engine.loop import Step, Timed, steps
 from draftlab.engine.medusa import MedusaPair
+from draftlab.engine.parallel import ParallelPair
 from draftlab.engine.policy import make_policy
 from draftlab.errors import UserError
 from draftlab.models import LanguageModel, TokenIds
@@ -31,6 +32,7 @@ from draftlab.models.eagle import Eagle
 from draftlab.models.llama_decoder import LlamaDecoder
 from draftlab.models.medusa import Medusa
 from draftlab.models.on_target import OnTarget
+from draftlab.models.parallel_draft import ParallelDraft
 
 BlockObserver = Callable[[int, Float[Tensor, "emitted vocab"]], None]
 """Called with a request and the target's logits at the tokens that a block emitted to it."""
@@ -115,7 +117,8 @@ def speculate(
     one model, or one per sequence; ``draft_sampling`` is that of all sequences, or of each (default: like the target). The sequences of a
     ``tree`` share prefixes; without a tree, they share nothing. A ``ConfidentTree`` grows anew for each block; its ``nodes`` are
     ``num_drafts``, because it may have as many leaves. A ``Medusa`` draft guesses a tree of depth ``draft_len`` with ``num_drafts``
-    leaves, whose siblings are distinct, as ``rrs`` and ``greedy`` expect. An ``Eagle`` drafts one sequence. An answer ends with its first end-of-text token or at exactly
+    leaves, whose siblings are distinct, as ``rrs`` and ``greedy`` expect. An ``Eagle`` or a
+    ``ParallelDraft`` drafts one sequence. An answer ends with its first end-of-text token or at exactly
     ``max_new_tokens``. ``UserError`` for a ``draft_len`` below 1, different vocabularies, a prompt that leaves no room, a verifier that does
     not fit the drafts, or sampling without a generator.
     """
@@ -150,6 +153,8 @@ def speculate(
         elif isinstance(on_target, Eagle):
             assert isinstance(decoder, LlamaDecoder)
             pair = EaglePair(on_target, decoder, texts, draft_len, max_new_tokens, policy)
+        elif isinstance(drafts[0], ParallelDraft):
+            pair = ParallelPair(drafts[0], decoder, texts, draft_len, max_new_tokens, policy)
         else:
             pair = BatchedPair(decoder, draft_decoders, texts, draft_len, max_new_tokens, policy)
         timed = Timed(pair, clock)

@@ -36,17 +36,18 @@ class Drafter(Protocol):
 
 @dataclass(frozen=True)
 class InSequences:
-    """One drafted sequence for a block, which ends where the draft is less sure than ``min_prob``."""
+    """One drafted sequence for a block, which ends where the draft is less sure than ``min_prob``; in one call, if there is a ``mask``."""
 
     draft: LatencyBackend
     draft_len: DraftLength
     min_prob: float = 0.0
+    mask: int | None = None
 
     def answer(
         self, target: LatencyBackend, prompt: Sequence[int], length: int, sampling: Sampling, rng: np.random.Generator
     ) -> Generation:
         how = (target, self.draft, prompt, length, self.draft_len)
-        return speculate(*how, sampling=sampling, rng=rng, min_prob=self.min_prob)
+        return speculate(*how, sampling=sampling, rng=rng, min_prob=self.min_prob, mask=self.mask)
 
 
 @dataclass(frozen=True)

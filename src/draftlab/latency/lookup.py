@@ -67,6 +67,10 @@ class LookupBackend:
             return None if min_prob else 0
         return self.inner.guess(self._unread(1), min_prob)
 
+    def guesses(self, tokens: Sequence[int], count: int, min_prob: float = 0.0) -> list[int]:
+        """Refused: a lookup reads no tokens that are not known yet."""
+        raise NotImplementedError("a lookup guesses one token at a time")
+
     def _unread(self, last: int) -> list[int]:
         """What the joined model reads in its next step: all that it missed, or the ``last`` tokens if that is too much for one call."""
         assert self.inner

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -97,15 +98,17 @@ def speculate(
     rng: np.random.Generator | None = None,
     eos: Collection[int] = (),
     min_prob: float = 0.0,
+    mask: int | None = None,
 ) -> Generation:
     """Speculative decoding (Leviathan et al. 2023, Alg. 1): the text is distributed as ``decode``'s, and equals it when greedy.
 
     A block ends early where the draft's most probable token has a probability below ``min_prob``. That depends on the distribution
-    alone, not on the token drawn from it, so the text stays lossless.
+    alone, not on the token drawn from it, so the text stays lossless. With a ``mask``, the draft proposes a block in one call
+    (``models.parallel_draft``), and reads this token for each token that is not known yet.
     """
     check_pair(target, draft)
     blocks = list[Block]()
-    pair = Alone(target, draft, prompt, max_new_tokens, lambda: draft_len(blocks), sampling, rng, min_prob)
+    pair = Alone(target, draft, prompt, max_new_tokens, lambda: draft_len(blocks), sampling, rng, min_prob, mask)
     return generate((target, draft), pair, max_new_tokens, eos, blocks)
 
 
@@ -159,9 +162,11 @@ class Alone:
         sampling: Sampling,
         rng: np.random.Generator | None,
         min_prob: float,
+        mask: int | None = None,
     ) -> None:
         self.target, self.draft, self.draft_len = target, draft, draft_len
         self.sampling, self.min_prob, self.rng = sampling, min_prob, rng or np.random.default_rng(0)
+        self.mask = mask
         self.context = min(target.context_length, draft.context_length)
         self.text = start([target, draft], prompt, max_new_tokens)
         self.drafted = self.calls = 0
@@ -170,7 +175,10 @@ class Alone:
         """Tokens after the text, and the distributions they were drawn from (none when greedy)."""
         self.calls, tokens, probs = 0, list[int](), list[Probs]()
         pending = self.text[len(self.draft.tokens) :]
-        for _ in range(min(self.draft_len(), self.context - len(self.text))):
+        length = min(self.draft_len(), self.context - len(self.text))
+        if self.mask is not None and length > 0:
+            return self._propose_at_once([*pending, *[self.mask] * (length - 1)], length)
+        for _ in range(length):
             self.calls += 1
             if self.sampling.temperature == 0:
                 token = self.draft.guess(pending, self.min_prob)
@@ -181,6 +189,19 @@ class Alone:
                 break
             tokens.append(token)
             pending = [token]
+        self.drafted = len(tokens)
+        return tokens, probs
+
+    def _propose_at_once(self, pending: Sequence[int], length: int) -> tuple[list[int], list[Probs]]:
+        """A block in one call of the draft, which forgets the masks."""
+        self.calls, probs = 1, list[Probs]()
+        if self.sampling.temperature == 0:
+            tokens = self.draft.guesses(pending, length, self.min_prob)
+        else:
+            every = to_probs(self.draft.extend(pending)[-length:], self.sampling)
+            probs = list(itertools.takewhile(lambda one: one.max() >= self.min_prob, every))
+            tokens = [draw(one, self.rng) for one in probs]
+        self.draft.trim(len(self.text))
         self.drafted = len(tokens)
         return tokens, probs
 

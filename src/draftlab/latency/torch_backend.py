@@ -16,7 +16,7 @@ from draftlab.errors import UserError
 from draftlab.latency.settings import Engine
 from draftlab.latency.shapes import random_model
 from draftlab.models import Cache, Dtype, LanguageModel, load_model, load_tokenizer
-from draftlab.models.backend import ENCODER_PROMPT, EngineOptions, Logits, confident_argmax
+from draftlab.models.backend import ENCODER_PROMPT, EngineOptions, Logits, confident_argmax, confident_argmaxes
 
 DTYPES: dict[str, Dtype] = {"own": "float32", "f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 
@@ -67,6 +67,9 @@ class TorchBackend:
 
     def guess(self, tokens: Sequence[int], min_prob: float = 0.0) -> int | None:
         return confident_argmax(self.prefill(tokens), min_prob)
+
+    def guesses(self, tokens: Sequence[int], count: int, min_prob: float = 0.0) -> list[int]:
+        return confident_argmaxes(self.extend(tokens)[-count:], min_prob)
 
     def trim(self, length: int) -> None:
         if not 0 <= length <= len(self.tokens):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -75,6 +76,11 @@ class LatencyBackend(Protocol):
         """Append ``tokens`` to the cache; return the most likely next token, or None if its probability is below ``min_prob``."""
         ...
 
+    def guesses(self, tokens: Sequence[int], count: int, min_prob: float = 0.0) -> list[int]:
+        """Append ``tokens`` to the cache; return the most likely next token after each of the last ``count``, up to the first whose probability is
+        below ``min_prob``."""
+        ...
+
     def trim(self, length: int) -> None:
         """Keep the first ``length`` tokens."""
         ...
@@ -110,6 +116,12 @@ def confident_argmax(logits: Float32[np.ndarray, " vocab"], min_prob: float) -> 
     """The token with the largest logit, or None if its probability is below ``min_prob``."""
     (best,) = argmax(logits[None]).tolist()
     return None if min_prob and min_prob * float(np.exp(logits - logits[best]).sum()) > 1 else best
+
+
+def confident_argmaxes(logits: Logits, min_prob: float) -> list[int]:
+    """The token with the largest logit in each row, up to the first whose probability is below ``min_prob``."""
+    guesses = (confident_argmax(row, min_prob) for row in logits)
+    return [token for token in itertools.takewhile(lambda guess: guess is not None, guesses) if token is not None]
 
 
 def check_pair(target: LatencyBackend, draft: LatencyBackend) -> None:

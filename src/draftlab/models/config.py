@@ -77,6 +77,7 @@ class LlamaFields(Fields):
     initializer_range: Positive | None = None
     use_sliding_window: bool | None = None
     head_tokens: Annotated[int, Field(ge=0, le=1 << 24)] | None = None
+    pard_token: Annotated[int, Field(ge=0)] | None = None
 
     @model_validator(mode="after")
     def _check(self) -> LlamaFields:
@@ -87,6 +88,8 @@ class LlamaFields(Fields):
             raise ValueError(f"hidden_size {self.hidden_size} is not a multiple of {heads} attention heads")
         if (width := self.head_dim or self.hidden_size // heads) % 2:
             raise ValueError(f"heads are {width} wide: rotary positions need an even width")
+        if self.pard_token is not None and self.pard_token >= self.vocab_size:
+            raise ValueError(f"pard_token {self.pard_token} is none of the {self.vocab_size} tokens")
         return self
 
 

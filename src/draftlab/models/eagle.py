@@ -9,6 +9,9 @@ The target has no state yet for what follows the last token it has read. There t
 W s_(t-1). Its distribution of a token therefore depends on where the block began. For training and replay it makes ``depth`` predictions of
 each token: the first from states of the target alone, the d-th with the last d - 1 states its own (EAGLE-3's training-time test).
 
+A ``parallel`` one proposes a block in one pass instead, as P-EAGLE does (arXiv 2602.01469): for each token after the first it reads a learnt
+vector, as in ``models.parallel_draft``.
+
 W and V start at 0, so that the draft starts as it was without states.
 """
 
@@ -23,17 +26,17 @@ from draftlab.errors import UserError
 from draftlab.models import LanguageModel, TokenIds
 from draftlab.models.batching import pad_requests
 from draftlab.models.head import spread
-from draftlab.models.llama import block
 from draftlab.models.llama_decoder import LlamaDecoder
 from draftlab.models.on_target import OnTarget, as_llama
-from draftlab.models.products import causal_attention, linear
-from draftlab.models.rotary import rotation_table
+from draftlab.models.parallel_draft import ParallelDraft, new_mask
+from draftlab.models.places import logits_by_place
+from draftlab.models.products import linear
 
 
 class Eagle(OnTarget):
     """A ``draft`` on the states of a target. ``depth``: the tokens of a block that it is trained and replayed for; longer blocks can be decoded."""
 
-    def __init__(self, draft: LanguageModel, target: LanguageModel, depth: int) -> None:
+    def __init__(self, draft: LanguageModel, target: LanguageModel, depth: int, *, parallel: bool = False) -> None:
         super().__init__(target)
         if depth < 1:
             raise UserError(f"depth is {depth}", remedy="give 1 or more")
@@ -41,7 +44,8 @@ class Eagle(OnTarget):
         width = self.draft.config.hidden_size
         with torch.device(self.device):
             self.from_target = nn.Parameter(torch.zeros(width, self.target.config.hidden_size))
-            self.from_own = nn.Parameter(torch.zeros(width, width))
+            self.from_own = None if parallel else nn.Parameter(torch.zeros(width, width))
+        self.mask = new_mask(self.draft) if parallel else None
         self.size = float(self.draft.embed.detach().float().square().mean().sqrt())
 
     @property
@@ -60,14 +64,16 @@ class Eagle(OnTarget):
     @property
     def added(self) -> int:
         """The number of weights beside the draft's."""
-        return self.from_target.numel() + self.from_own.numel()
+        return sum(weight.numel() for weight in (self.from_target, self.from_own, self.mask) if weight is not None)
 
     def inputs(
         self, tokens: Int[Tensor, "batch len"], states: Float[Tensor, "batch len width"], *, own: bool
     ) -> Float[Tensor, "batch len width"]:
         """What the layers read: tokens and the states before them, its ``own`` or the target's, each scaled to the size of an embedding."""
         scaled = F.rms_norm(states.float(), (states.shape[-1],)) * self.size
-        return F.embedding(tokens, self.draft.embed) + linear(scaled, self.from_own if own else self.from_target)
+        weight = self.from_own if own else self.from_target
+        assert weight is not None, "a parallel draft reads no states of its own"
+        return F.embedding(tokens, self.draft.embed) + linear(scaled, weight)
 
     def answer_logits(
         self, prompts: TokenIds, answers: TokenIds, where: Int[Tensor, " chosen"] | None = None
@@ -80,64 +86,31 @@ class Eagle(OnTarget):
     ) -> Float[Tensor, "depth positions head"]:
         """``answer_logits`` of the tokens of the head alone, in its order."""
         padded, positions = pad_requests(prompts, answers, self.context_length, where)
-        tokens, positions = padded.to(self.device), positions.to(self.device)
+        tokens = padded.to(self.device)
         with torch.no_grad():
-            states = self.target.states(tokens)
-        draft, config = self.draft, self.draft.config
-        rotations = rotation_table(config, self.device)[: tokens.shape[1], None]
-        seen = [_Seen() for _ in draft.layers]
-        found = []
-        for depth in range(self.depth):
-            before = F.pad(states, (0, 0, 1, 0))[:, :-1]  # no state before the first token
-            hidden = self.inputs(tokens, before, own=depth > 0)
-            for layer, attend in zip(draft.layers, seen, strict=True):
-                hidden = block(hidden, layer, rotations, config, attend)
-            states = F.rms_norm(hidden, draft.norm.shape, draft.norm, config.rms_norm_eps)
-            found.append(linear(states.flatten(0, 1)[positions], draft.vocab_weight))
-        return torch.stack(found)
+            of_target = self.target.states(tokens)
+
+        def inputs(place: int, own: Tensor | None) -> Tensor:
+            if place and self.mask is not None:
+                return self.mask.expand(*tokens.shape, -1)
+            before = F.pad(of_target if own is None else own, (0, 0, 1, 0))[:, :-1]  # no state before the first token
+            return self.inputs(tokens, before, own=place > 0)
+
+        return logits_by_place(self.draft, inputs, self.depth, positions.to(self.device))
 
     def drafter(self) -> LlamaDecoder:
         """The draft, laid out for decoding; ``decoder`` is the target's."""
         return self.draft.decoder()
 
 
-class _Seen:
-    """Attention of one layer as a block goes on: keys and values of the first pass, from the target's states, and of the later ones.
-
-    In pass r, the token at place t is the (r+1)-th of its block. It sees places up to t - r as the first pass left them, and place t - r + m as
-    pass m did.
-    """
-
-    def __init__(self) -> None:
-        self.keys: list[Tensor] = []
-        self.values: list[Tensor] = []
-
-    def __call__(
-        self,
-        query: Float[Tensor, "batch heads len dim"],
-        key: Float[Tensor, "batch kv len dim"],
-        value: Float[Tensor, "batch kv len dim"],
-    ) -> Float[Tensor, "batch heads len dim"]:
-        """The attention of the next pass."""
-        back, length, shared = len(self.keys), query.shape[2], query.shape[1] // key.shape[1]
-        self.keys.append(key)
-        self.values.append(value)
-        if not back:
-            return causal_attention(query, key, value)
-        keys, values = ([part.repeat_interleave(shared, 1) for part in parts] for parts in (self.keys, self.values))
-        hidden = torch.ones(length, length, dtype=torch.bool, device=query.device).triu(1 - back)
-        scores = [(query @ keys[0].transpose(-1, -2)).masked_fill(hidden, -torch.inf)]
-        for m in range(1, back + 1):
-            score = (query * _later(keys[m], back - m)).sum(-1)
-            score[..., : back - m] = -torch.inf  # the text had not begun
-            scores.append(score[..., None])
-        weights = (torch.cat(scores, -1).float() * query.shape[-1] ** -0.5).softmax(-1).to(query.dtype)
-        mixed: Tensor = weights[..., :length] @ values[0]
-        for m in range(1, back + 1):
-            mixed = mixed + weights[..., length + m - 1, None] * _later(values[m], back - m)
-        return mixed
-
-
-def _later(values: Float[Tensor, "batch heads len dim"], places: int) -> Float[Tensor, "batch heads len dim"]:
-    """The values at each place from ``places`` places before it, zeros where the text had not begun."""
-    return F.pad(values, (0, 0, places, 0))[:, :, : values.shape[2]]
+def of_blocks(
+    draft: LanguageModel, target: LanguageModel | None, depth: int, *, parallel: bool
+) -> tuple[LanguageModel, int]:
+    """The draft on the states of a ``target``, if there is one, or proposing a block in one pass; and the number of weights that this adds."""
+    if target is not None:
+        eagle = Eagle(draft, target, depth, parallel=parallel)
+        return eagle, eagle.added
+    if parallel:
+        one_pass = ParallelDraft(draft, depth)
+        return one_pass, one_pass.added
+    return draft, 0

@@ -59,6 +59,7 @@ class LlamaConfig:
     eos_token_id: int | tuple[int, ...] | None = 2
     pad_token_id: int | None = 0
     qkv_bias: bool = False  # as Qwen2 has
+    pard_token: int | None = None  # what a parallel draft reads for a token that is not known yet
 
     def __post_init__(self) -> None:
         if not self.head_dim:

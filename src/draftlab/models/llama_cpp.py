@@ -23,7 +23,7 @@ from jaxtyping import Float32, Int
 
 from draftlab.errors import UserError
 from draftlab.files.amx import leave_to_llama_cpp
-from draftlab.models.backend import ENCODER_PROMPT, EngineOptions, Logits, argmax, confident_argmax
+from draftlab.models.backend import ENCODER_PROMPT, EngineOptions, Logits, argmax, confident_argmax, confident_argmaxes
 from draftlab.models.gguf import INFLATED_KEY
 from draftlab.models.gguf_vocabulary import VOCABULARY_KEY
 from draftlab.models.trimmed import HEAD_TOKENS, TABLE_DIGEST, read_head
@@ -115,7 +115,7 @@ class LlamaCpp:
 
     def prefill(self, tokens: Sequence[int]) -> Float32[np.ndarray, " vocab"]:
         for start in range(0, len(tokens) or 1, self._batch_size):
-            logits = self._append(tokens[start : start + self._batch_size], only_last=True)
+            logits = self._append(tokens[start : start + self._batch_size], last=1)
         return np.asarray(logits[0])
 
     def extend(self, tokens: Sequence[int]) -> Logits:
@@ -127,17 +127,21 @@ class LlamaCpp:
 
     def predict(self, tokens: Sequence[int]) -> Float32[np.ndarray, " outputs"]:
         """Append ``tokens`` to the cache; return the logits after the last, those of a trimmed head as they are."""
-        return np.asarray(self._append(tokens, only_last=True, of_head=True)[0])
+        return np.asarray(self._append(tokens, last=1, of_head=True)[0])
 
     def guess(self, tokens: Sequence[int], min_prob: float = 0.0) -> int | None:
         best = confident_argmax(self.predict(tokens), min_prob)
         return best if best is None or self.head is None else int(self.head.kept[best])
 
-    def _append(self, tokens: Sequence[int], *, only_last: bool = False, of_head: bool = False) -> Logits:
-        """Append ``tokens`` to sequence 0; return the logits after each of them, or after the last."""
+    def guesses(self, tokens: Sequence[int], count: int, min_prob: float = 0.0) -> list[int]:
+        found = confident_argmaxes(self._append(tokens, last=count, of_head=True), min_prob)
+        return found if self.head is None else [int(token) for token in self.head.kept[found]]
+
+    def _append(self, tokens: Sequence[int], *, last: int = 0, of_head: bool = False) -> Logits:
+        """Append ``tokens`` to sequence 0; return the logits after each of them, or after so many at the end."""
         if not tokens:
             raise UserError("no tokens to read", remedy="give one or more")
-        wanted = [False] * (len(tokens) - 1) + [True] if only_last and len(tokens) > 1 else None
+        wanted = [False] * (len(tokens) - last) + [True] * last if 0 < last < len(tokens) else None
         positions = range(len(self.tokens), len(self.tokens) + len(tokens))
         logits = self.decode(tokens, positions, wanted=wanted, of_head=of_head)
         self.tokens.extend(tokens)

@@ -67,6 +67,6 @@ class OnTarget(nn.Module):
 def as_llama(model: LanguageModel) -> Llama:
     """The model, if it is the project's Llama."""
     if not isinstance(model, Llama):
-        what = "only a draft and a target of the Llama family can share states"
+        what = "drafts that read their target's states or propose a block in one pass are only of the Llama family, as are targets whose states are read"
         raise UserError(what, remedy="name such models with --config target= draft=")
     return model

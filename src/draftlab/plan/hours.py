@@ -239,9 +239,11 @@ def _online(run: Run, settings: Online, prompt: int, target: OnCard, draft: OnCa
         warm_steps = math.ceil(warm / settings.batch) * settings.warm_epochs
         batch, warm_steps = (settings.update_interval, steps) if settings.warm_fair else (settings.batch, warm_steps)
         total += draft.updating(batch, text, warm_steps)
+    if settings.reads_target or settings.parallel:  # each token once for each place in a block
+        total *= settings.draft_len
     if settings.reads_target:  # the target computes its states anew wherever the draft reads a text
         passes = steps * (1 + settings.learns)
-        total = settings.draft_len * total + passes * target.reading(settings.update_interval, text)
+        total += passes * target.reading(settings.update_interval, text)
         total += settings.probes * _replaying(run, target, text) + warm_steps * target.reading(batch, text)
     return total
 
@@ -262,9 +264,11 @@ def _offline(run: Run, settings: Offline, prompt: int, target: OnCard, draft: On
     count = count if settings.loss != "none" else 0
     measured = 1 + settings.probes * settings.epochs
     total = _distilling(run, settings, prompt, draft, count, measured)
-    if settings.reads_target:  # each token once for each place in a block, from states that the target computes anew
+    if settings.reads_target or settings.parallel:  # each token once for each place in a block
+        total *= settings.longest
+    if settings.reads_target:  # from states that the target computes anew
         texts = count + measured * data.eval
-        total = settings.longest * total + math.ceil(texts / settings.batch) * target.reading(settings.batch, text)
+        total += math.ceil(texts / settings.batch) * target.reading(settings.batch, text)
     if count and settings.sample_source not in RECORDED:
         # Those of several updates, if they fit together (train.learning).
         at_once = min(settings.sample_batch, max(1, settings.sample_batch // settings.batch) * settings.batch)

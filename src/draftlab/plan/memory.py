@@ -117,10 +117,9 @@ def heads(target: Sizes, dtype: str, draft: Sizes, count: int, rows: int, length
     return target.parameters * BYTES[dtype] + 24 * learnt + max(_reading(target, dtype, rows * length), logits)
 
 
-def on_states(target: Sizes, dtype: str, update: int, rows: int, length: int, depth: int) -> int:
-    """A bound on the peak of an ``update`` of a draft that reads the states of its target: the target's weights, what it needs to read ``rows``
-    requests, and the update of the draft alone, once for each of ``depth`` tokens of a block."""
-    return target.parameters * BYTES[dtype] + _reading(target, dtype, rows * length) + depth * update
+def states_of(target: Sizes, dtype: str, tokens: int) -> int:
+    """Bytes for the states of a target at so many tokens: its weights, and what it needs to read them."""
+    return target.parameters * BYTES[dtype] + _reading(target, dtype, tokens)
 
 
 def beside(target: Sizes, dtype: str, draft: Sizes, learns: int, rows: int, prompt: int, new: int, device: str) -> int:

@@ -13,7 +13,7 @@ from draftlab.errors import UserError
 from draftlab.files.packages import PREFIX
 from draftlab.latency.settings import Engine
 from draftlab.latency.sizes import BYTES, Model, Sizes, known_models, read_model
-from draftlab.plan.memory import beside, comparing, decoding, heads, host, on_states, recorded, speculating, training
+from draftlab.plan.memory import beside, comparing, decoding, heads, host, recorded, speculating, states_of, training
 from draftlab.plan.run import Run
 from draftlab.plan.scale import MAIN, Pair
 from draftlab.stages import STAGES
@@ -236,12 +236,14 @@ def _peak(run: Run, settings: Any) -> int | None:
         update = max(served, _distilling(draft.sizes, _batch_before(settings), length, answer, settings))
     else:
         update = _distilling(draft.sizes, settings.batch, length, answer, settings)
-    if isinstance(settings, Offline | Online) and settings.reads_target:
-        if target is None:
-            return None
-        rows = settings.update_interval + settings.replay if isinstance(settings, Online) else settings.batch
-        depth = settings.draft_len if isinstance(settings, Online) else settings.longest
-        update = on_states(target.sizes, pair.answers.dtype, update, rows, length, depth)
+    if isinstance(settings, Offline | Online) and (settings.reads_target or settings.parallel):
+        # once for each token of a block
+        update *= settings.draft_len if isinstance(settings, Online) else settings.longest
+        if settings.reads_target:
+            if target is None:
+                return None
+            rows = settings.update_interval + settings.replay if isinstance(settings, Online) else settings.batch
+            update += states_of(target.sizes, pair.answers.dtype, rows * length)
     if not isinstance(settings, Offline) or (settings.sample_source in RECORDED and not settings.live):
         return update
     if target is None:

@@ -23,9 +23,9 @@ LOOKUP, FIRST = "lookup", "lookup_first"
 SUFFIX, SUFFIX_FIRST = "suffix", "suffix_first"
 """Drafts that remember earlier answers."""
 
-ADAPTIVE, CONFIDENT, TREE, COST_AWARE = "_adaptive", "_confident", "_tree", "_cost_aware"
+ADAPTIVE, CONFIDENT, TREE, COST_AWARE, PARALLEL = "_adaptive", "_confident", "_tree", "_cost_aware", "_parallel"
 """Endings of the names of drafts whose length follows the acceptance, whose blocks end where they are unsure, whose blocks are trees of the number
-of tokens that follows, and which draft as much as pays at the measured costs."""
+of tokens that follows, which draft as much as pays at the measured costs, and which propose a block in one call."""
 
 BEFORE, DISTILLED = "before", "distilled"
 """The pair's undistilled draft, and the same draft distilled by another experiment."""
@@ -37,12 +37,13 @@ CALIBRATED = (2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192)
 """Tokens in a call that are measured; the costs of others lie between."""
 
 
-def check_names(drafts: Collection[str], settings: Settings) -> None:
-    """Raise ``UserError`` if a draft has the name of another contender."""
+def check_names(drafts: Collection[str], settings: Settings, masks: Collection[str] = ()) -> None:
+    """Raise ``UserError`` if a draft has the name of another contender; those with ``masks`` also propose blocks in one call."""
     kinds = [ADAPTIVE] * settings.adaptive + [CONFIDENT] * (max(settings.confidence, settings.suffix_confidence) > 0)
     kinds += [*(f"{TREE}{nodes}" for nodes in settings.trees), *[COST_AWARE] * (settings.cost_aware > 0)]
     searches = (LOOKUP, FIRST, SUFFIX, SUFFIX_FIRST)
-    reserved = {PLAIN, AGAIN, *searches, *(name + kind for name in (*drafts, *searches) for kind in kinds)}
+    others = [*(name + PARALLEL for name in masks), *searches]
+    reserved = {PLAIN, AGAIN, *others, *(name + kind for name in (*drafts, *others) for kind in kinds)}
     if clash := sorted(reserved.intersection(drafts)):
         raise UserError(f"a draft is named {clash[0]!r}, like another contender", remedy="give it another name")
 
@@ -53,8 +54,10 @@ def contenders_of(
     settings: Settings,
     prices: Mapping[str, CostModel],
     memory: Memory | None = None,
+    masks: Mapping[str, int] | None = None,
 ) -> dict[str, Drafter]:
-    """Every way to draft that the settings ask for, by name; with suffix decoding if there is a ``memory``."""
+    """Every way to draft that the settings ask for, by name; with suffix decoding if there is a ``memory``. Drafts in ``masks`` also propose a
+    block in one call, and read that token for those not known yet."""
     from draftlab.latency.cost_aware import AtLeast, CostAware
     from draftlab.latency.drafters import InSequences, InSuffixes, InTrees
     from draftlab.latency.lookup import SURE, LookupBackend
@@ -73,6 +76,9 @@ def contenders_of(
 
     for name, draft in drafts.items():
         found |= {name + ending: InSequences(draft, length, min_prob) for ending, min_prob in least.items()}
+        if masks and name in masks:
+            for ending, min_prob in least.items():
+                found[name + PARALLEL + ending] = InSequences(draft, length, min_prob, masks[name])
         if settings.adaptive:
             found[name + ADAPTIVE] = InSequences(draft, calibrated_length(target, draft))
         for nodes in settings.trees:

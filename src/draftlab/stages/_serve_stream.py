@@ -22,7 +22,7 @@ from draftlab.errors import UserError
 from draftlab.files.json_files import read_jsonl, write_json
 from draftlab.files.machine import peak_mb
 from draftlab.models import LanguageModel
-from draftlab.models.eagle import Eagle
+from draftlab.models.eagle import of_blocks
 from draftlab.train import online
 from draftlab.train.folders import Folders
 from draftlab.train.learning import Effort, train
@@ -79,9 +79,8 @@ def _measure(
 ) -> tuple[pd.DataFrame, Effort]:
     """Prepare one draft, then let it serve the requests at its ``places``, or measure it on the held-out requests of its class."""
     folders = _folders(inputs, bench)
-    draft = folders.draft(settings)
-    if settings.reads_target:
-        draft = Eagle(draft, folders.target(settings.device, inputs.dtype), settings.draft_len)
+    target = folders.target(settings.device, inputs.dtype) if settings.reads_target else None
+    draft, _ = of_blocks(folders.draft(settings), target, settings.draft_len, parallel=settings.parallel)
     traffic = stream.take(places) if name else stream
     # A draft is never measured on requests that it was distilled on.
     known = range(part_of(len(traffic), settings.warm_share) if settings.warm_on == "stream" else 0)
@@ -153,7 +152,7 @@ def _serve(
     checkpoint = _checkpoint(settings, bench, f"{number}.checkpoint")
     rows, spent = online.serve(draft, served, settings, server=server, probe=probe, probes=due, checkpoint=checkpoint)
     if bench.labels.get("method") == settings.save != "":
-        bench.once("saved", lambda: folders.save(draft, settings.draft, bench.out / "draft"))
+        bench.once("saved", lambda: folders.save(draft, settings.draft, bench.out / "draft", served.answers))
     return rows, spent
 
 

@@ -84,7 +84,7 @@ class Settings(Engine, Filters):
         description="with suffixes, also decode with suffix decoding whose blocks end where their tokens together are less probable than this; 0: never",
     )
     temperature: float = Field(default=0, ge=0, description="temperature at which target and drafts sample; 0: greedy")
-    distilled: Literal["osd_offline", "traffic_verdict"] = Field(
+    distilled: Literal["osd_offline", "traffic_verdict", "beyond_parallel_drafts"] = Field(
         "osd_offline", description="the experiment that distilled the draft"
     )
     contenders: Distinct[str] = Field(
@@ -129,7 +129,7 @@ class Row:
     request_id: int = column("number among the recorded requests")
     split: str = column("train: requests of the stream; eval: held-out requests")
     contender: str = column(
-        "the draft, with _adaptive if the draft length follows the acceptance, _confident if a block ends where the draft is unsure, _tree8 if it is a tree of up to 8 tokens, and _cost_aware if it drafts as much as pays; "
+        "the draft, with _adaptive if the draft length follows the acceptance, _confident if a block ends where the draft is unsure, _tree8 if it is a tree of up to 8 tokens, _cost_aware if it drafts as much as pays, and _parallel if it proposes a block in one call; "
         "lookup: prompt lookup, which drafts nothing where it finds nothing; lookup_first: the last draft takes over there (lookup_first_NAME: the draft of that name); suffix: suffix decoding, which remembers the stream's answers; suffix_first: the last draft takes over where that is unsure; none, none_again: no draft"
     )
     tokens: int = column("tokens of the answer", "tokens")
@@ -194,8 +194,9 @@ class Inputs(NoInputs):
     def locate(cls, variants: Sequence[Any], places: Places) -> Self:
         """The pair's drafts as they are, and the one that another experiment distilled on this dataset."""
         settings = variants[0]
-        is_offline = settings.distilled == "osd_offline"
-        cell = settings.dataset if is_offline else f"{settings.dataset}.{in_full(settings.temperature)}"
+        cell = settings.dataset
+        if settings.distilled == "traffic_verdict":
+            cell += f".{in_full(settings.temperature)}"
         distilled = places.other_cell(settings.distilled, cell) / "draft"
         stream, held_out = (
             places.recorded(settings.pair) / recorded_name(settings.dataset, split) / "answers.jsonl"
@@ -234,7 +235,8 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
     if not requests:
         what = f"no requests from number {settings.first} on"
         raise UserError(what, file=inputs.answers, remedy="record more answers")
-    check_names(inputs.drafts, settings)
+    masks = {name: mask for name, folder in inputs.drafts.items() if (mask := _mask(folder)) is not None}
+    check_names(inputs.drafts, settings, masks)
     longest = max(len(request.prompt_ids) for request in requests) + settings.max_new_tokens
     shapes = settings.shapes.values()
     room = max([LONGEST, *(max(tree.nodes, tree.width * tree.depth) for tree in shapes)])
@@ -250,7 +252,7 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
         named = dict(zip(inputs.drafts, drafts, strict=True))
         most = settings.cost_aware
         prices = {name: priced(target, draft, most) for name, draft in named.items()} if most else {}
-        contenders = contenders_of(target, named, settings, prices, _memory(inputs.remembered))
+        contenders = contenders_of(target, named, settings, prices, _memory(inputs.remembered), masks)
         verified = max(settings.draft_len + 1, LONGEST if settings.adaptive else 0)
         costs = read_costs(inputs.costs, longest, [*inputs.drafts], verified) if inputs.costs else {}
         probes = Probes(target, drafts[-1], settings) if settings.probe_every else None
@@ -259,6 +261,13 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
         facts = describe(target, *drafts) | ({"probes": probes.records} if probes else {})
         facts |= {"prices": {name: asdict(price) for name, price in prices.items()}} if prices else {}
         return rows.assign(**same), facts
+
+
+def _mask(draft: Path) -> int | None:
+    """The token that a draft reads for those not known yet, if it can propose a block in one call."""
+    from draftlab.models.config import read_config
+
+    return read_config(draft).get("pard_token") if (draft / "config.json").is_file() else None
 
 
 def _memory(answers: Path | None) -> Memory | None:

@@ -62,7 +62,7 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     """Distil and measure one variant, and keep its draft in ``out/draft`` if it is the one to save."""
     from draftlab.engine.answers import loops
     from draftlab.files.atomic import is_first_process
-    from draftlab.models.eagle import Eagle
+    from draftlab.models.eagle import of_blocks
     from draftlab.train import parallel
     from draftlab.train.folders import Folders
     from draftlab.train.offline import distil
@@ -76,24 +76,21 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     )
     needs_target = settings.sample_source in LIVE or settings.live or settings.reads_target
     target = folders.target(settings.device, inputs.dtype) if needs_target else None
-    draft, weights = folders.draft(settings), folders.parameters(settings.draft)
-    if settings.reads_target:
-        assert target is not None
-        draft = Eagle(draft, target, settings.longest)
-        weights += draft.added
+    of_target = target if settings.reads_target else None
+    draft, added = of_blocks(folders.draft(settings), of_target, settings.longest, parallel=settings.parallel)
     eos_ids = folders.tokenizer.eos_ids
     scene = Scene(draft, recorded, target, inputs.max_new_tokens, eos_ids, settings.sample_batch)
     rows, effort = distil(scene, held_out, settings, checkpoint=bench.checkpoint())
     is_wanted = bench.labels.get("method") == settings.save if settings.save else True
     if is_wanted and is_first_process():
-        bench.once("saved", lambda: folders.save(draft, settings.draft, bench.out / "draft"))
+        bench.once("saved", lambda: folders.save(draft, settings.draft, bench.out / "draft", recorded))
     looping = [loops(answer.answer_ids) for answer in held_out.answers]
     rows = rows.assign(
         sample_source=settings.sample_source,
         loss=settings.loss,
         seed=settings.seed,
         looping=rows["request_id"].map(looping.__getitem__),
-        parameters=weights,
+        parameters=folders.parameters(settings.draft) + added,
     )
     covered = coverage(draft, (answer.answer_ids for answer in held_out.answers))
     return rows, folders.facts(effort) | ({} if covered is None else {"head_coverage": covered})

@@ -20,7 +20,7 @@ from draftlab.stages._inputs import AS_JSON, Distillation
 from draftlab.stages._measures import ALPHAS
 from draftlab.stages._places import Places
 from draftlab.stages._stage import Bench, Facts, Files, column, stage_of, timing
-from draftlab.train.settings import ReadsTarget, Serving
+from draftlab.train.settings import Parallel, ReadsTarget, Serving
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -76,6 +76,7 @@ class Settings(Serving):
     )
     timed: bool = Field(False, description="add the columns cpu_seconds and peak_mb of each run")
     reads_target: ReadsTarget = False
+    parallel: Parallel = False
     live: bool = Field(False, description="decode with the target instead of replaying its recorded answers")
     save: str = Field("", description="the method whose draft is saved at the end of the stream; empty: none")
 

@@ -96,7 +96,7 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
 
     def keep() -> None:
         for model, name in ((draft, "draft"), (learner, "kept_learning")):
-            folders.save(model, settings.draft, bench.out / name)
+            folders.save(model, settings.draft, bench.out / name, train)
 
     bench.once("saved", keep)
     weights = {name: folders.parameters(name) for name in ("target", settings.draft)}

@@ -15,6 +15,7 @@ from draftlab.files.seals import seal
 from draftlab.files.weights import check_sizes, parameter_count
 from draftlab.models import Dtype, LanguageModel, Tokenizer, load_model, load_tokenizer
 from draftlab.models.llama import Llama
+from draftlab.models.parallel_draft import ParallelDraft, spare_token
 from draftlab.train import parallel
 from draftlab.train.learning import Effort
 from draftlab.train.settings import Training
@@ -63,10 +64,17 @@ class Folders:
             draft.embed.requires_grad_(False)
         return draft
 
-    def save(self, draft: LanguageModel, original: str, out: Path) -> None:
-        """Write a distilled draft with the tokenizer of the draft that it was made from."""
+    def save(self, draft: LanguageModel, original: str, out: Path, learnt_from: TargetPass) -> None:
+        """Write a distilled draft with the tokenizer of the draft that it was made from.
+
+        A parallel draft's mask takes the place of a token that is rare in what it ``learnt_from``.
+        """
+        tokenizer = load_tokenizer(self.models / original)
+        if isinstance(draft, ParallelDraft) and draft.token is None:
+            texts = (text for answer in learnt_from.answers for text in (answer.prompt_ids, answer.answer_ids))
+            draft.token = spare_token(tokenizer, texts)
         draft.save(out)
-        load_tokenizer(self.models / original).save(out)
+        tokenizer.save(out)
         seal(out)
 
     def facts(self, effort: Effort) -> dict[str, Any]:

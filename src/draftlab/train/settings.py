@@ -43,6 +43,13 @@ ReadsTarget = Annotated[
     ),
 ]
 
+Parallel = Annotated[
+    bool,
+    Field(
+        description="the draft proposes a block in one pass, as PARD does: for each token after the first it reads a learnt vector; it learns the longest blocks that are measured"
+    ),
+]
+
 
 class Training(Settings):
     """Settings that offline and online distillation share."""
@@ -118,6 +125,7 @@ class Offline(Training):
     draft_lens: Distinct[Count] = Field([], description="further draft lengths to measure, in tokens")
     live: bool = Field(False, description="also decode the held-out requests with target and draft together, and count")
     reads_target: ReadsTarget = False
+    parallel: Parallel = False
     timed: bool = Field(False, description="add the column learning_seconds of each measurement")
 
     @property
@@ -131,9 +139,9 @@ class Offline(Training):
 
     @model_validator(mode="after")
     def _writes_alone(self) -> Offline:
-        if self.reads_target and self.sample_source not in ("teacher", "none"):
+        if (self.reads_target or self.parallel) and self.sample_source not in ("teacher", "none"):
             raise ValueError(
-                "a draft that reads the target's states writes no answers alone: sample_source must be teacher"
+                "a draft with reads_target or parallel writes no answers alone: sample_source must be teacher"
             )
         return self
 
