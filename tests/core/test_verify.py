@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import sys
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from draftlab.core.verify.optimal import selected_and_win_rate
 from draftlab.core.verify.optimum import optimum_iid, ratio_order
 from draftlab.core.verify.single import single
 from draftlab.core.verify.sinkhorn import sinkhorn_verifier
-from draftlab.core.verify.token import Acceptance, TokenVerifier
+from draftlab.core.verify.token import Acceptance, Decision, TokenVerifier
 from draftlab.core.verify.truncated import Truncation, truncated
 from draftlab.core.verify.truncated_program import split_direct, split_highs
 from draftlab.errors import UserError
@@ -513,3 +514,31 @@ def test_gls_is_the_race_of_shared_exponentials() -> None:
         counts = torch.bincount(seen, minlength=3)
         assert int(counts[~possible].sum()) == 0
         assert chisquare(counts[possible], expected[possible]).pvalue > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("accept", "message"),
+    [
+        (lambda accept: accept - 1, "accept has a smallest value of -"),
+        (lambda accept: accept + 1, "and a largest sum of 3"),
+        (lambda accept: accept * torch.nan, "accept has NaN"),
+        (lambda accept: accept.float(), r"accept is torch.float32 of shape \(4, 2\) \(give torch.float64"),
+        (lambda accept: accept[:, :1], r"accept is torch.float64 of shape \(4, 1\)"),
+    ],
+)
+def test_a_decision_that_cannot_be_one_is_refused_in_every_stage(
+    accept: Callable[[Tensor], Tensor], message: str
+) -> None:
+    """Not only by ``draftlab verify-lossless``: the acceptance of 20 positions was 50, and that of NaN "not exact"."""
+
+    def decide(*given: Tensor) -> Decision:
+        right = single.decide(*given)
+        return Decision(accept(right.accept), right.residual)
+
+    wrong = dataclasses.replace(single, name="mine", decide=decide, closed_form=None)
+    table = torch.tensor([[0.5, 0.5]], dtype=torch.float64)
+    with pytest.raises(UserError, match=rf"test_verify.py:\d+: mine: .*{message}"):
+        by_position(wrong, table, table, 2)
+    short = lambda *given: Decision(single.decide(*given).accept, lambda rows: table[:, :1])  # noqa: E731
+    with pytest.raises(UserError, match=r"mine: residual is torch.float64 of shape \(1, 1\)"):
+        by_position(dataclasses.replace(wrong, decide=short), table, table, 2)

@@ -11,7 +11,6 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from operator import index
 from pathlib import Path
 from typing import Any, Literal
@@ -24,7 +23,7 @@ from draftlab.conformance.sequential import samples_needed
 from draftlab.core.sampling import Drafting
 from draftlab.core.verify import VERIFIERS
 from draftlab.core.verify.path import PathVerifier
-from draftlab.core.verify.token import Decide, Decision, Rows, TokenVerifier
+from draftlab.core.verify.token import TokenVerifier
 from draftlab.core.verify.tree import TreeVerifier
 from draftlab.errors import UserError, first_line
 
@@ -50,7 +49,7 @@ def run(spec: str, form: Form, drafting: Drafting, num_drafts: int, budget: Budg
     is_own = spec not in VERIFIERS
     if isinstance(tested, TokenVerifier | PathVerifier | TreeVerifier):
         if isinstance(tested, TokenVerifier):
-            tested = replace(tested, decide=partial(_decide, spec, tested.decide))
+            tested = replace(tested, name=spec)
         with _blaming(spec) if is_own else contextlib.nullcontext():
             result = check_verifier(tested, num_drafts, budget)
         return _report(spec, result)
@@ -64,32 +63,6 @@ def run(spec: str, form: Form, drafting: Drafting, num_drafts: int, budget: Budg
             pairs = ((torch.as_tensor(distribution), index(token)) for distribution, token in tested())
             result = Conformance({}, {form: check_samples(pairs, budget)})
     _report(spec, result)
-
-
-def _decide(spec: str, decide: Decide, target: Tensor, draft: Tensor, tokens: Tensor) -> Decision:
-    """What a verifier decides, once it is known to be a decision: a new one of the registry may be as wrong as a user's own."""
-    decision = decide(target, draft, tokens)
-    if not isinstance(decision, Decision):
-        raise UserError(f"{spec}: decide returned {_name(decision)}", remedy="return a Decision")
-    _check_table(f"{spec}: accept", decision.accept, tokens.shape)
-
-    def residual(rows: Rows) -> Tensor:
-        weights = decision.residual(rows)
-        _check_table(f"{spec}: residual", weights, target[rows].shape)
-        return weights
-
-    return Decision(decision.accept, residual)
-
-
-def _check_table(what: str, value: object, shape: torch.Size) -> None:
-    if not isinstance(value, Tensor) or value.shape != shape or value.dtype != torch.float64:
-        remedy = f"give {_name(torch.empty(shape, dtype=torch.float64, device='meta'))}"
-        raise UserError(f"{what} is {_name(value)}", remedy=remedy)
-
-
-def _name(value: object) -> str:
-    """A value by its type and shape."""
-    return f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
 
 
 @contextlib.contextmanager

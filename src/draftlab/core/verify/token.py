@@ -15,6 +15,8 @@ from draftlab.core.verify.joint import joint_distribution, tuples_exist
 from draftlab.core.verify.survivors import Order, Position, Survivors, transitions
 from draftlab.errors import UserError
 
+ROUNDING = 1e-9
+"""By how much a decision may exceed the bounds of probabilities."""
 Rows = Int64[Tensor, " rows"] | slice
 """Rows of a batch; ``slice(None)`` stands for all of them and copies nothing."""
 
@@ -90,11 +92,39 @@ class TokenVerifier:
 
     def _distribution(self, target: Tensor, draft: Tensor, tokens: Tensor) -> tuple[Table, Float64[Tensor, " batch"]]:
         """The distribution of each row, and its probability of acceptance before the residual draw."""
-        decision = self.decide(target, draft, tokens)
+        decision = self._decided(target, draft, tokens)
         accepted = decision.accept.sum(-1)
+        if not bool(((decision.accept >= -ROUNDING).all(-1) & (accepted <= 1 + ROUNDING)).all()):  # nor if one is NaN
+            what = f"{self.name}: accept has {_extremes(decision.accept, accepted)}"
+            raise self._error(what, "give each row probabilities that sum to at most 1")
         residual = drawable(decision.residual(slice(None)), target)
         distribution = (1 - accepted).clamp_min(0)[:, None] * residual / residual.sum(-1, keepdim=True)
         return distribution.scatter_add(-1, tokens, decision.accept), accepted
+
+    def _decided(self, target: Table, draft: Tables, tokens: Tokens) -> Decision:
+        """What ``decide`` returns; ``UserError`` if it is no decision, or its tensors have another shape or dtype."""
+        decision = self.decide(target, draft, tokens)
+        if not isinstance(decision, Decision):
+            raise self._error(f"{self.name}: decide returned {_name(decision)}", "return a Decision")
+        self._check_table("accept", decision.accept, tokens.shape, target.dtype)
+
+        def residual(rows: Rows) -> Tensor:
+            weights = decision.residual(rows)
+            self._check_table("residual", weights, target[rows].shape, target.dtype)
+            return weights
+
+        return Decision(decision.accept, residual)
+
+    def _check_table(self, what: str, value: object, shape: torch.Size, dtype: torch.dtype) -> None:
+        if not isinstance(value, Tensor) or value.shape != shape or value.dtype != dtype:
+            remedy = f"give {_name(torch.empty(shape, dtype=dtype, device='meta'))}"
+            raise self._error(f"{self.name}: {what} is {_name(value)}", remedy)
+
+    def _error(self, what: str, remedy: str) -> UserError:
+        """An error of ``decide``, with its place."""
+        code = getattr(self.decide, "__code__", None)
+        file, line = (code.co_filename, code.co_firstlineno) if code else (None, None)
+        return UserError(what, file=file, line=line, remedy=remedy)
 
     def sample(
         self, target_probs: Table, draft_probs: Tables, tokens: Tokens, generator: Generator, *, check: bool = True
@@ -115,7 +145,7 @@ class TokenVerifier:
         """
         if check:
             target_probs, draft_probs = check_drafted(target_probs, draft_probs, tokens, self.drafting)
-        decision = self.decide(target_probs, draft_probs, tokens)
+        decision = self._decided(target_probs, draft_probs, tokens)
         uniform = torch.rand(len(tokens), 1, dtype=torch.float64, device=tokens.device, generator=generator)
         choice = torch.searchsorted(decision.accept.cumsum(-1), uniform, right=True)
         accepted = choice[:, 0] < tokens.shape[1]
@@ -205,6 +235,18 @@ class TokenVerifier:
             given = self.acceptance_given(target.expand(len(probs), -1), draft.expand(len(probs), -1, -1), tokens)
             proc, member = proc + given.proc @ probs, member + given.member @ probs
         return Acceptance(proc, member)
+
+
+def _name(value: object) -> str:
+    """A value by its type and shape."""
+    return f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+
+
+def _extremes(accept: Tensor, accepted: Tensor) -> str:
+    """The smallest of these probabilities and the largest sum of a row, or that some are NaN."""
+    if bool(accept.isnan().any()):
+        return "NaN"
+    return f"a smallest value of {float(accept.min()):.6g} and a largest sum of {float(accepted.max()):.6g}"
 
 
 def check_drafting(verifier: str, drafting: str) -> None:
