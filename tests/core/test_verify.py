@@ -542,3 +542,10 @@ def test_a_decision_that_cannot_be_one_is_refused_in_every_stage(
     short = lambda *given: Decision(single.decide(*given).accept, lambda rows: table[:, :1])  # noqa: E731
     with pytest.raises(UserError, match=r"mine: residual is torch.float64 of shape \(1, 1\)"):
         by_position(dataclasses.replace(wrong, decide=short), table, table, 2)
+
+
+def test_a_verifier_has_the_name_of_its_line_in_the_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy of ``single`` that kept the name was given one draft, and one of ``optimal`` the counted blocks of ``optimal``."""
+    monkeypatch.setitem(TOKEN_VERIFIERS, "mine", dataclasses.replace(single, decide=TOKEN_VERIFIERS["optimal"].decide))
+    with pytest.raises(UserError, match=r"verify/__init__.py: .* registered as 'mine' has the name 'single'"):
+        sys.modules["draftlab.core.verify"]._check_names()

@@ -682,6 +682,8 @@ def test_the_digest_sees_code_and_not_comments(tmp_path, monkeypatch):
     for block in ("def f():", "if a: b\nelse:", "try: b\nexcept E:", "try: b\nfinally:", "match a:\n  case 1:"):
         importing = f"{block}\n    from draftlab import loss\n"
         assert digest(code, importing) != digest("def f(x):\n    return x + 2\n", importing), block
+    for relative in ("from . import loss\n", "from .loss import f\n"):
+        assert digest(code, relative) != digest("def f(x):\n    return x + 2\n", relative), relative
     (package / "loss").mkdir()
     seen = {before}
     for name in ("loss/one.yaml", "loss.yaml", "loss.mplstyle"):  # as the profiles of draftlab.serving.profiles

@@ -37,14 +37,16 @@ def _statements(tree: ast.AST) -> Iterator[ast.AST]:
             yield from _statements(node)
 
 
-def _imports(tree: ast.AST) -> Iterator[str]:
-    """Yield every name that a module may import, with ``from a import b`` as both ``a`` and ``a.b``."""
+def _imports(tree: ast.AST, package: str) -> Iterator[str]:
+    """Yield every name that a module of ``package`` may import, with ``from a import b`` as both ``a`` and ``a.b``."""
     for node in _statements(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package.rsplit(".", node.level - 1)[0] if node.level else ""  # of "from .a import b"
+            module = ".".join(filter(None, [above, node.module]))
+            yield module
+            yield from (f"{module}.{alias.name}" for alias in node.names)
 
 
 @cache
@@ -60,8 +62,9 @@ def _module(module: str) -> tuple[str, frozenset[str]]:
     data = [file for pattern in patterns for file in sorted(path.parent.glob(pattern))]
     beside = [file.read_text(encoding="utf-8") for file in data]
     tree = ast.parse(path.read_text(encoding="utf-8"))
+    package = module if path.stem == "__init__" else module.rpartition(".")[0]
     imports = frozenset(
-        name for name in _imports(tree) if name.startswith("draftlab.") and name != module and source_of(name)
+        name for name in _imports(tree, package) if name.startswith("draftlab.") and name != module and source_of(name)
     )
     if module.startswith("draftlab.stages."):
         tree.body = list(map(_kinds, filter(_is_code, tree.body)))

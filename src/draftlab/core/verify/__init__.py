@@ -77,6 +77,18 @@ VERIFIERS: dict[str, TokenVerifier | PathVerifier | TreeVerifier] = PATH_VERIFIE
 """All of them; ``single`` is the verifier of one position."""
 
 
+def _check_names() -> None:
+    """A verifier copied from another one may still have its name, by which stages tell verifiers apart."""
+    for registry in (TOKEN_VERIFIERS, TREE_VERIFIERS, PATH_VERIFIERS):
+        for name, verifier in registry.items():
+            if verifier.name != name:
+                what = f"the verifier registered as {name!r} has the name {verifier.name!r}"
+                raise UserError(what, file=__file__, remedy="give it one name in both places")
+
+
+_check_names()
+
+
 def token_verifier(name: str, lp_threshold: int = 5, alphabet: int = 0) -> TokenVerifier:
     """The token verifier of this name. ``importance_truncated`` solves a program over ``lp_threshold`` tokens and ranks ``alphabet`` (0: all)."""
     if name == "importance_truncated":
