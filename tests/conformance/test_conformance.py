@@ -506,6 +506,23 @@ def nan_distribution(target: Tensor, draft: Tensor, tokens: Tensor) -> Tensor:
     return (target - draft[0]).clamp_min(0) / (target - draft[0]).clamp_min(0).sum()
 
 
+def writing_distribution(target: Tensor, draft: Tensor, tokens: Tensor) -> Tensor:
+    return target.copy_(torch.nn.functional.one_hot(tokens[0], len(target)))
+
+
+def writing_sampler(target: Tensor, draft: Tensor, tokens: Tensor, generator: Generator) -> Tensor:
+    target.copy_(torch.nn.functional.one_hot(tokens[:, 0], target.shape[1]))
+    return tokens[:, 0]
+
+
+def short_distribution(target: Tensor, draft: Tensor, tokens: Tensor) -> Tensor:
+    return target[:-1]
+
+
+def leaving_distribution(target: Tensor, draft: Tensor, tokens: Tensor) -> Tensor:
+    raise SystemExit(0)
+
+
 def sample_one(target: Tensor, draft: Tensor, tokens: Tensor, generator: Generator) -> Tensor:
     return single.sample(target, draft, tokens, generator)[0]
 
@@ -547,6 +564,24 @@ def test_command_refuses(spec: str, message: str) -> None:
         command.run(spec, "distribution", "iid", 2, Budget())
 
 
+@pytest.mark.parametrize(
+    ("function", "form", "message"),
+    [
+        ("writing_distribution", "distribution", ".py: {spec}: the verifier wrote into its arguments"),
+        ("writing_sampler", "sampler", ".py: {spec}: the verifier wrote into its arguments"),
+        ("short_distribution", "distribution", r".py: {spec}: the distribution has shape \(3,\)"),
+        ("leaving_distribution", "distribution", r".py:\d+: {spec} raised SystemExit: 0"),
+    ],
+)
+def test_a_function_that_breaks_its_contract_is_named_with_its_file(
+    function: str, form: command.Form, message: str
+) -> None:
+    """The first two passed for lossless: what they wrote was what their output was compared with."""
+    spec = f"tests.conformance.test_conformance:{function}"
+    with pytest.raises(UserError, match=message.format(spec=spec)):
+        command.run(spec, form, "iid", 2, Budget(max_samples=500))
+
+
 @pytest.mark.parametrize("form", ["distribution", "sampler", "samples"])
 @pytest.mark.parametrize("function", ["lossless_distribution", "sample_one", "sample_stream"])
 def test_a_function_of_another_form_is_told_how_it_is_called(form: command.Form, function: str) -> None:
@@ -572,6 +607,7 @@ def test_a_verifier_is_tested_with_at_least_one_draft() -> None:
             "import no_such_package\n",
             r"{file}:1: cannot load '{spec}': ModuleNotFoundError: No module named 'no_such_package'",
         ),
+        ("import sys\nsys.exit(0)\n", r"{file}:2: cannot load '{spec}': SystemExit: 0"),
         ("def law(:\n", r"cannot load '{spec}': SyntaxError: .*{module}\.py, line 1"),
     ],
 )

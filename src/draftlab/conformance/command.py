@@ -70,11 +70,14 @@ def _blaming(spec: str) -> Iterator[None]:
     """Turn an error into a ``UserError``: with its line if it comes from the module of ``spec``, else what ``spec`` returned is to blame."""
     try:
         yield
-    except UserError:
-        raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         file = sys.modules[spec.partition(":")[0]].__file__
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+        if isinstance(error, UserError):
+            if error.file is not None:
+                raise
+            line = lines[-1] if lines else None
+            raise UserError(f"{spec}: {error.what}", file=file, line=line, remedy=error.remedy) from None
         fault = f"{type(error).__name__}: {first_line(error)}"
         if not lines:
             remedy = "see draftlab verify-lossless --help for what it must return"
@@ -99,7 +102,7 @@ def _load(spec: str) -> TokenVerifier | PathVerifier | TreeVerifier | Callable[.
         loaded = getattr(importlib.import_module(module), attribute)
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         # The first line that ran in the module; an error of syntax names its place itself.
         ran = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<")]
         own = next((f for f in ran if f.filename not in (__file__, importlib.__file__)), None)

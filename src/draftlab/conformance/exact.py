@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from draftlab.conformance.tables import VerifierCase, tables
+from draftlab.conformance.tables import VerifierCase, reading, tables
 from draftlab.core.sampling import Drafting
 from draftlab.core.verify.joint import joint_distribution
 from draftlab.errors import UserError
@@ -51,7 +51,10 @@ def check_distribution(
     for table in known:
         joint = joint_distribution(table.draft_probs, drafting)
         emitted = torch.stack(
-            [_as_distribution(distribution(table.target_probs, table.draft_probs, x), table) for x in joint.tokens]
+            [
+                _as_distribution(reading(distribution)(table.target_probs, table.draft_probs, x), table)
+                for x in joint.tokens
+            ]
         )
         difference = (joint.probs @ emitted - table.target_probs).abs().max()
         # A row that is no distribution, or NaN, is an error even if the average is right.

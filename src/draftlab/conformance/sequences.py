@@ -14,6 +14,7 @@ from torch import Generator, Tensor
 
 from draftlab.conformance.exact import LIMIT, Exact
 from draftlab.conformance.sequential import BUDGET, Budget, Sampled, check_samples
+from draftlab.conformance.tables import reading
 from draftlab.core.sampling import Drafting, draw
 from draftlab.core.verify.joint import joint_distribution
 from draftlab.errors import UserError
@@ -40,7 +41,7 @@ def check_sequence_distribution(
     count, improper = 0, torch.zeros((), dtype=torch.float64)
     for drafted in _enumerate_drafts(models, drafting, draft_len):
         target, draft = models.along(drafted.tokens)
-        chances = distribution(target, draft, drafted.tokens)
+        chances = reading(distribution)(target, draft, drafted.tokens)
         values = torch.tensor(list(chances.values()), dtype=torch.float64)
         improper = torch.stack([improper, (values.sum() - 1).abs(), *-values]).max()
         for tokens, chance in chances.items():
@@ -143,7 +144,7 @@ def check_sequence_sampler(
     def stream() -> Iterator[tuple[Tensor, int]]:
         while True:
             rows = draw(chances, 256, generator)
-            for emitted in sample(target[rows], draft[rows], tokens[rows], generator):
+            for emitted in reading(sample)(target[rows], draft[rows], tokens[rows], generator):
                 yield joint.flatten(), int(places[emitted].flatten()[draw(rest(emitted), 1, generator)])
 
     return check_samples(itertools.islice(stream(), budget.max_samples), budget)

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Generator, Tensor
 
-from draftlab.conformance.tables import VerifierCase, tables
+from draftlab.conformance.tables import VerifierCase, reading, tables
 from draftlab.core.sampling import Drafting, check_probs, draft_tokens
 from draftlab.errors import UserError
 
@@ -165,7 +165,9 @@ def sampler_wealth(
     while done < budget.max_samples:
         count = min(_block(done), budget.max_samples - done)
         targets, drafts = target.repeat_interleave(count, 0), draft.repeat_interleave(count, 0)
-        tokens = _as_tokens(sample(targets, drafts, draft_tokens(drafts, drafting, generator), generator), targets)
+        tokens = _as_tokens(
+            reading(sample)(targets, drafts, draft_tokens(drafts, drafting, generator), generator), targets
+        )
         gamblers.update(targets.view(streams, count, vocab), tokens.view(streams, count))
         done += count
         yield gamblers.wealth().view(runs, -1).mean(-1), done

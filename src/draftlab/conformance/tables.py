@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float64
@@ -19,6 +21,20 @@ class VerifierCase:
     name: str
     target_probs: Float64[Tensor, " vocab"]
     draft_probs: Float64[Tensor, "drafts vocab"]
+
+
+def reading(verify: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function, refused if it writes into its arguments: its output would be compared with what it wrote there."""
+
+    def call(*given: Any) -> Any:
+        before = [value.clone() if isinstance(value, Tensor) else value for value in given]
+        returned = verify(*given)
+        pairs = [(old, new) for old, new in zip(before, given, strict=True) if isinstance(old, Tensor)]
+        if not all(torch.equal(old, new) for old, new in pairs):
+            raise UserError("the verifier wrote into its arguments", remedy="let it work on copies, as of .clone()")
+        return returned
+
+    return call
 
 
 def tables(drafting: Drafting, num_drafts: int) -> list[VerifierCase]:
