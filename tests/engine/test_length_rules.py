@@ -39,6 +39,8 @@ def test_the_scores_of_a_block_by_hand():
         (lambda stream, drafted: drafted.confidence[:, :1], r"mine returned shape \(2, 1\)"),
         (lambda stream, drafted: drafted.confidence * np.nan, "mine returned nan"),
         (lambda stream, drafted: None, r"mine returned shape \(\)"),
+        (lambda stream, drafted: np.log(drafted.confidence), r"mine returned scores from -0.693\d* to -0.105"),
+        (lambda stream, drafted: drafted.confidence * 2, "mine returned scores from 1 to 1.8 .*from 0 to 1"),
     ],
 )
 def test_a_rule_without_a_score_for_each_drafted_token_is_refused(monkeypatch, rule, message):

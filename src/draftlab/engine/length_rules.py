@@ -60,11 +60,17 @@ RULES: dict[str, LengthRule] = {
 }
 
 
+ROUNDING = 1e-5
+"""By how much a score may leave the range: those in single precision do."""
+
+
 def scores_of(rule: str, stream: Drafted, drafted: Drafted) -> Scores:
-    """What a rule returns; ``UserError`` if that is not one score for each drafted token."""
+    """What a rule returns; ``UserError`` if that is not one score from 0 to 1 for each drafted token."""
     scores, shape = np.asarray(RULES[rule](stream, drafted)), drafted.confidence.shape
-    if scores.shape != shape or np.isnan(scores).any():
-        returned = "nan" if scores.shape == shape else f"shape {scores.shape}"
+    returned = f"shape {scores.shape}" if scores.shape != shape else ""
+    if not returned and not ((scores >= -ROUNDING) & (scores <= 1 + ROUNDING)).all():  # NaN fails both
+        returned = "nan" if np.isnan(scores).any() else f"scores from {scores.min():.6g} to {scores.max():.6g}"
+    if returned:
         remedy = f"return a score from 0 to 1 for each drafted token: shape {shape}"
         raise UserError(f"length rule {rule} returned {returned}", remedy=remedy)
     return scores
