@@ -1,13 +1,16 @@
 """A cell as a file: what its record says, and what a table that is not its stage's is told."""
 
 import dataclasses
+import importlib
+from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from draftlab.errors import UserError
 from draftlab.files.json_files import read_json, write_json
 from draftlab.stages import STAGES, _cell
-from draftlab.stages._stage import NoInputs, Variant, cell_file
+from draftlab.stages._stage import NoInputs, Variant, cell_file, stage_in
 
 REGION = STAGES["region"]
 
@@ -58,9 +61,37 @@ def test_a_table_that_is_not_its_stages_is_refused(tmp_path, change, message):
         rows, facts = REGION.run(settings, inputs, bench)
         return change(rows), facts
 
-    with pytest.raises(TypeError, match=f"stage region: the table {message}"):
+    with pytest.raises(UserError, match=rf"test_cell.py:\d+: stage region: the table {message}"):
         _cell.run(dataclasses.replace(REGION, run=run), variants(), NoInputs(), tmp_path)
     assert not (tmp_path / "rows.csv").exists()
+
+
+@pytest.mark.parametrize("returned", [None, pd.DataFrame({"q2": [1.0]}), ({}, pd.DataFrame())])
+def test_a_run_that_returns_no_table_with_facts_is_refused(tmp_path, returned):
+    def run(settings, inputs, bench):
+        return returned
+
+    with pytest.raises(UserError, match=r"test_cell.py:\d+: stage region: run returned .*, not a pair of a DataFrame"):
+        _cell.run(dataclasses.replace(REGION, run=run), variants(), NoInputs(), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("MEASURES = {", "MEASURE = {", "a stage without MEASURES"),
+        ("class Row:", "class Rows:", "a stage without Row"),
+        ('Measure("acceptance", None', 'Measure("accepted", None', "measure 'acceptance': no column 'accepted'"),
+        ("STAGE = ", "OTHER = ", "a stage without STAGE"),
+    ],
+)
+def test_a_file_that_is_no_whole_stage_names_what_is_missing(tmp_path, monkeypatch, old, new, message):
+    text = Path(REGION.run.__code__.co_filename).read_text(encoding="utf-8")
+    assert old in text
+    module = f"mine_{tmp_path.name}"
+    (tmp_path / f"{module}.py").write_text(text.replace(old, new), encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError, match=rf"{module}.py: {message}"):
+        stage_in(importlib.import_module(module))
 
 
 @pytest.mark.parametrize("exclusive", [False, True])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from pathlib import Path
 
-from draftlab.stages._stage import Stage
+from draftlab.stages._stage import Stage, stage_in
 
 NAMES = sorted(path.stem for path in Path(__file__).parent.glob("[a-z]*.py"))
-STAGES: dict[str, Stage] = {name: importlib.import_module(f"{__name__}.{name}").STAGE for name in NAMES}
+STAGES: dict[str, Stage] = {name: stage_in(importlib.import_module(f"{__name__}.{name}")) for name in NAMES}

@@ -66,7 +66,7 @@ def run(stage: Stage, variants: Sequence[Variant], inputs: NoInputs, out: Path) 
     for number, variant in enumerate(variants):
         bench = Bench(out, variant.labels, number, kept, parts)
         if len(variants) == 1 or stage.exclusive:
-            rows, facts = stage.run(variant.settings, inputs, bench)
+            rows, facts = _run(stage, variant, inputs, bench)
         else:
             rows, facts = _run_once(stage, variant, inputs, bench)
         frames.append((rows.assign(split=stage.split) if stage.split else rows).assign(**variant.labels))
@@ -81,17 +81,25 @@ def run(stage: Stage, variants: Sequence[Variant], inputs: NoInputs, out: Path) 
         shutil.rmtree(out / ".parts", ignore_errors=True)
 
 
+def _run(stage: Stage, variant: Variant, inputs: NoInputs, bench: Bench) -> tuple[pd.DataFrame, Facts]:
+    """Run a variant; refuse what is not a table with facts."""
+    match returned := stage.run(variant.settings, inputs, bench):
+        case (pd.DataFrame(), dict()):
+            return returned
+    raise stage.error(f"run returned {type(returned).__name__}, not a pair of a DataFrame and a dict of facts")
+
+
 def _run_once(stage: Stage, variant: Variant, inputs: NoInputs, bench: Bench) -> tuple[pd.DataFrame, Facts]:
     """Run a variant, or read its rows if a killed process had finished it; the record is written last."""
     table, record = bench.part("parquet"), bench.part("json")
     if table is None or record is None:
-        return stage.run(variant.settings, inputs, bench)
+        return _run(stage, variant, inputs, bench)
     if record.is_file():
         facts = read_object(record)
         if facts.pop("has_saved"):
             bench.once("saved", lambda: None)
         return pd.read_parquet(table), facts
-    rows, facts = stage.run(variant.settings, inputs, bench)
+    rows, facts = _run(stage, variant, inputs, bench)
     if is_first_process():
         with atomic_path(table) as temporary:
             rows.to_parquet(temporary)
@@ -129,4 +137,4 @@ def check(stage: Stage, table: pd.DataFrame, variants: Sequence[Variant]) -> Non
     }
     for fault, names in faults.items():
         if names:
-            raise TypeError(f"stage {stage.name}: the table {fault} {', '.join(map(str, names))}: see its Row")
+            raise stage.error(f"the table {fault} {', '.join(map(str, names))}: see its Row")

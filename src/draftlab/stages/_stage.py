@@ -8,11 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from draftlab import docstrings
 from draftlab.core.measure import Measure
 from draftlab.core.settings import Settings
+from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_path
 
 if TYPE_CHECKING:
@@ -191,6 +193,12 @@ class Stage:
         """The written and the derived columns."""
         return self.columns | columns_of(self.derived)
 
+    def error(self, what: str) -> UserError:
+        """A fault in the stage's code, with the place of its ``run``."""
+        code = getattr(self.run, "__code__", None)
+        file, line = (code.co_filename, code.co_firstlineno) if code else (None, None)
+        return UserError(f"stage {self.name}: {what}", file=file, line=line, remedy="repair its code")
+
     def is_timed(self, name: str, settings: Mapping[str, Any]) -> bool:
         """Whether two runs with these settings differ in a column."""
         timed = self.all_columns[name].timed if name in self.all_columns else False
@@ -204,8 +212,25 @@ def stage_of(module: str, **traits: Any) -> Stage:
     """The stage of a file: ``PARTS`` are what the file defines under these names, ``traits`` are the other fields."""
     defined = vars(sys.modules[module])
     parts = {name.lower(): defined[name] for name in PARTS if name in defined}
+    if missing := [name for name in PARTS[:4] if name not in defined]:
+        remedy = "define it, as stages/region.py does"
+        raise UserError(f"a stage without {' and '.join(missing)}", file=defined["__file__"], remedy=remedy)
     summary = defined["__doc__"].partition("\n")[0].rstrip(".")
-    return Stage(**parts | traits, name=module.rpartition(".")[2], summary=summary)
+    stage = Stage(**parts | traits, name=module.rpartition(".")[2], summary=summary)
+    for name, measure in stage.measures.items():
+        if unknown := set(measure.columns) - set(stage.all_columns):
+            what, remedy = f"measure {name!r}: no column {min(unknown)!r}", f"there are {', '.join(stage.all_columns)}"
+            raise UserError(what, file=defined["__file__"], remedy=remedy)
+    return stage
+
+
+def stage_in(module: ModuleType) -> Stage:
+    """The ``STAGE`` of a file of ``stages/``."""
+    stage = getattr(module, "STAGE", None)
+    if not isinstance(stage, Stage):
+        remedy = "end it with STAGE = stage_of(__name__), or begin its name with _ if it is no stage"
+        raise UserError("a stage without STAGE", file=module.__file__, remedy=remedy)
+    return stage
 
 
 def cell_file(
