@@ -71,8 +71,20 @@ def test_sides_without_a_common_request_have_the_freedom_of_the_side_that_varies
     longer = stats.quantile(1, expected) / stats.quantile(1, 19)
     assert longer > 1
     assert value.high - value.low == pytest.approx(longer * (by_rows.high - by_rows.low))
-    paired = Contrast(Selection("t", RATE), Selection("t", RATE, {"dataset": ["a"]}))
+    paired = Contrast(Selection("t", RATE), Selection("t", RATE, {"dataset": ["a", "b"]}))
     assert compute(paired, Tables({"t": rows})).value.freedom is None
+
+
+@pytest.mark.parametrize(("shared", "expected"), [(5, 4), (1, 3)])
+def test_a_few_requests_of_many_are_few(shared, expected):
+    """Five requests against 100, of which some are the same; the 100 do not vary, so the difference is as uncertain as the five."""
+    few = pd.DataFrame({"method": "a", "request_id": range(5), "hits": [50, 30, 70, 20, 80], "tries": 100})
+    many = pd.DataFrame({"method": "b", "request_id": range(5 - shared, 105 - shared), "hits": 50, "tries": 100})
+    result = compute(Contrast(A, B), Tables({"t": pd.concat([few, many])}))
+    own, value = result.left, result.value
+    assert (own.n, value.n) == (5, 105 - shared)
+    assert value.freedom == pytest.approx(expected, abs=0.5)
+    assert value.high - value.low > 0.95 * (own.high - own.low)
 
 
 def test_the_freedom_of_two_means_is_that_of_welch():

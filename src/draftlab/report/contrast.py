@@ -205,10 +205,8 @@ def _relate(contrast: Contrast, one: pd.DataFrame, two: pd.DataFrame, tables: Ta
         sides = _estimate(contrast.left, one, tables).estimate, _estimate(other, two, tables).estimate
         apart = 100 * _quotient(*sides) + less if percent else sides[0] - sides[1]
         return Interval(apart, np.nan, np.nan, len(one))
-    units = one.index.union(two.index, sort=False)
-    paired = len(units) < len(one) + len(two)
-    least = min(len(one), len(two))
-    freedom = None if paired or least < 2 else _freedom(one, two, relative=percent)
+    units, least = one.index.union(two.index, sort=False), min(len(one), len(two))
+    freedom = None if least in (0, 1, len(units)) else _freedom(one, two, units, relative=percent)
     one, two = one.reindex(units, fill_value=0.0), two.reindex(units, fill_value=0.0)
     left, right = (one["above"], one["below"]), (two["above"], two["below"])
     value = shift(stats.percent_of(left, right), less) if percent else stats.ratio_difference(*left, *right)
@@ -218,21 +216,25 @@ def _relate(contrast: Contrast, one: pd.DataFrame, two: pd.DataFrame, tables: Ta
     return stats.stretch(replace(value, freedom=freedom), by)
 
 
-def _freedom(one: pd.DataFrame, two: pd.DataFrame, *, relative: bool) -> float | None:
-    """The degrees of freedom of a difference between two ratios, each over units of its own (Welch and Satterthwaite).
+def _freedom(one: pd.DataFrame, two: pd.DataFrame, units: pd.Index, *, relative: bool) -> float | None:
+    """The degrees of freedom of a difference between two ratios, where some of the ``units`` are on one side only (Welch and Satterthwaite).
 
-    With the variance ``v`` of each ratio over ``n`` units they are ``(v1 + v2)^2 / (v1^2 / (n1 - 1) + v2^2 / (n2 - 1))``, close to those of
-    the side that varies most. For a quotient of the ratios (``relative``), ``v`` is in parts of the squared ratio. None if no side varies.
+    The units on both sides, those on the left alone and those on the right alone are three samples, of ``n`` units each. With the variance ``v``
+    that each adds to the difference, the degrees of freedom are ``(sum of v)^2 / sum of v^2 / (n - 1)``, close to those of the sample that varies
+    most. For a quotient of the ratios (``relative``), ``v`` is in parts of the squared ratio. None if no side varies.
     """
-    variances = [_variance(side, relative) for side in (one, two)]
-    below = sum(variance**2 / (len(side) - 1) for variance, side in zip(variances, (one, two), strict=True))
-    return sum(variances) ** 2 / below if below > 0 else None
+    rest = _rest(one, relative).reindex(units, fill_value=0.0) - _rest(two, relative).reindex(units, fill_value=0.0)
+    total = below = 0.0
+    for _, sample in rest.groupby([units.isin(one.index), units.isin(two.index)]):
+        degrees = max(len(sample) - 1, 1)
+        variance = float((sample**2).sum()) * (degrees + 1) / degrees
+        total, below = total + variance, below + variance**2 / degrees
+    return total**2 / below if below > 0 else None
 
 
-def _variance(sums: pd.DataFrame, relative: bool) -> float:
-    """The variance of ``sum(above) / sum(below)`` over units, to first order; NaN where it is relative to 0, or there is no ratio."""
+def _rest(sums: pd.DataFrame, relative: bool) -> pd.Series:
+    """What each unit adds to the error of ``sum(above) / sum(below)``, to first order; NaN where it is relative to 0, or there is no ratio."""
     above, below = sums["above"].sum(), sums["below"].sum()
     if below == 0 or (relative and above == 0):
-        return math.nan
-    rest = sums["above"] - sums["below"] * (above / below)
-    return float((rest**2).sum() / (above if relative else below) ** 2) * len(sums) / (len(sums) - 1)
+        return pd.Series(math.nan, sums.index)
+    return (sums["above"] - sums["below"] * (above / below)) / (above if relative else below)
