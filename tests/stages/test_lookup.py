@@ -16,14 +16,17 @@ from draftlab.stages import lookup
 from draftlab.stages._stage import Bench
 
 
-def test_every_draft_by_every_rule(results):
+def inputs(results, distilled="draft"):
     models, answers = results / "models", results / "answers"
-    drafts = {"before": models / "draft", "distilled": models / "target"}
-    inputs = lookup.Inputs(drafts=drafts, train=answers / "toy.train", held_out=answers / "toy.eval")
+    drafts = {"before": models / "draft", "distilled": models / distilled}
+    return lookup.Inputs(drafts=drafts, train=answers / "toy.train", held_out=answers / "toy.eval")
+
+
+def test_every_draft_by_every_rule(results):
     settings = lookup.Settings(dataset="toy", depth=4, tuning=20)
-    rows, facts = lookup.run(settings, inputs, Bench(Path()))
+    rows, facts = lookup.run(settings, inputs(results, "target"), Bench(Path()))
     assert set(rows["contender"]) == {"lookup", "before", "distilled", "lookup_first"} == set(facts)
-    held_out, model = load_pass(answers / "toy.eval"), load_model(models / "draft")
+    held_out, model = load_pass(results / "answers/toy.eval"), load_model(results / "models/draft")
     for name, draft in {"before": model, "lookup": Lookup(model)}.items():
         fixed = rows.query(f"contender == '{name}' and rule == 'fixed' and draft_len == 3")
         assert fixed["blocks"].tolist() == replay(draft, held_out, 3).blocks.tolist()
@@ -43,14 +46,11 @@ def test_every_draft_by_every_rule(results):
 
 
 def test_every_rule_is_tuned_on_the_stream(results):
-    models, answers = results / "models", results / "answers"
-    drafts = {"before": models / "draft", "distilled": models / "draft"}
-    inputs = lookup.Inputs(drafts=drafts, train=answers / "toy.train", held_out=answers / "toy.eval")
     # A token more costs much, so that it matters where a block ends.
     settings = lookup.Settings(dataset="toy", depth=4, tuning=20, length_rules=lookup.EVERY, verify_cost=[0.3])
-    rows, facts = lookup.run(settings, inputs, Bench(Path()))
-    stream, held_out = (load_pass(answers / f"toy.{split}") for split in ("train", "eval"))
-    model = load_model(models / "draft")
+    rows, facts = lookup.run(settings, inputs(results), Bench(Path()))
+    stream, held_out = (load_pass(results / f"answers/toy.{split}") for split in ("train", "eval"))
+    model = load_model(results / "models/draft")
     tuning, measured = (draft_everywhere(model, passed, 4) for passed in (stream.take(range(20)), held_out))
     for rule, score in RULES.items():
         least = facts["distilled"][rule]
@@ -83,25 +83,19 @@ def test_a_rule_and_its_threshold_come_from_the_stream_alone(results, monkeypatc
         return np.where(np.arange(drafted.depth) < drafted.accepted[:, None], 0.9, other)
 
     monkeypatch.setitem(RULES, "confident", known)
-    models, answers = results / "models", results / "answers"
-    drafts = {"before": models / "draft", "distilled": models / "draft"}
-    inputs = lookup.Inputs(drafts=drafts, train=answers / "toy.train", held_out=answers / "toy.eval")
-    _, facts = lookup.run(lookup.Settings(dataset="toy", depth=2, tuning=5), inputs, Bench(Path()))
+    _, facts = lookup.run(lookup.Settings(dataset="toy", depth=2, tuning=5), inputs(results), Bench(Path()))
     assert set(seen) == {(stream, stream), (stream, held_out)}
     assert facts["distilled"]["confident"] == 0.15, "the least that separates them along the stream"
 
 
 def test_suffix_decoding_remembers_the_answers_of_the_stream(results):
-    models, answers = results / "models", results / "answers"
-    drafts = {"before": models / "draft", "distilled": models / "draft"}
-    inputs = lookup.Inputs(drafts=drafts, train=answers / "toy.train", held_out=answers / "toy.eval")
     settings = lookup.Settings(
         dataset="toy", depth=3, tuning=20, suffixes=True, remembers=[5, 99], length_rules=["joint"]
     )
-    rows, facts = lookup.run(settings, inputs, Bench(Path()))
-    stream, held_out = (load_pass(answers / f"toy.{split}") for split in ("train", "eval"))
+    rows, facts = lookup.run(settings, inputs(results), Bench(Path()))
+    stream, held_out = (load_pass(results / f"answers/toy.{split}") for split in ("train", "eval"))
     tuning, measured = (continue_everywhere(passed, stream.answers, 3) for passed in (stream.take(range(20)), held_out))
-    model = draft_everywhere(load_model(models / "draft"), held_out, 3)
+    model = draft_everywhere(load_model(results / "models/draft"), held_out, 3)
     takes = measured.found[:, 0] & (measured.confidence[:, 0] >= 0.5)
     joined = first_or_else(measured, model, takes)
     assert 0 < takes.sum() < len(takes)
@@ -135,7 +129,7 @@ def test_suffix_decoding_remembers_the_answers_of_the_stream(results):
     assert (known[learnt] == len(stream.answers)).all()
     assert (known[["lookup", "before"]] == 0).all()
     fewer = settings.model_copy(update={"suffixes": False, "remembers": []})
-    without, _ = lookup.run(fewer, inputs, Bench(Path()))
+    without, _ = lookup.run(fewer, inputs(results), Bench(Path()))
     same = rows[~rows["contender"].str.startswith("suffix")].reset_index(drop=True)
     assert same.equals(without)
 
