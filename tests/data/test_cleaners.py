@@ -352,6 +352,9 @@ def test_a_conversation_may_be_json_text_and_its_system_prompt_beside_it(row: di
         "[1, 2]",
         '{"prompt": "x"}',
         "[ unfinished",
+        '[{"parts": [1, 2]}]',
+        '[{"type": "function", "content": "x"}]',
+        '[[{"role": "user", "content": "x"}]]',
     ],
 )
 def test_json_that_is_no_conversation_is_a_prompt(text: str) -> None:
@@ -471,13 +474,6 @@ def test_logs_of_other_servers_and_shippers(row: dict[str, object]) -> None:
 def test_an_answer_that_is_json_stays_text(text: str) -> None:
     assert prompts({"prompt": "Do it.", "response": text}).reference == text
     assert prompts({"instruction": "Do it.", "output": text}).reference == text
-
-
-@pytest.mark.parametrize(
-    "text", ['[{"parts": [1, 2]}]', '[{"type": "function", "content": "x"}]', '[[{"role": "user", "content": "x"}]]']
-)
-def test_a_prompt_that_is_json_stays_text(text: str) -> None:
-    assert prompts({"prompt": text}).text == text
 
 
 def test_other_fields_are_neither_the_message_nor_its_answer() -> None:

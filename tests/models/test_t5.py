@@ -36,7 +36,7 @@ from draftlab.train.learning import train
 from draftlab.train.settings import Loss
 from draftlab.train.sources import LIVE, SOURCES, Scene
 from draftlab.train.trimmed_head import answer_logits
-from tests.pair import ROOM, VOCAB, make_results, run_cell
+from tests.pair import ROOM, VOCAB, alpha, make_results, run_cell
 
 COUNTS = ["accepted", "visited", "overlap", "blocks", "emitted"]
 
@@ -62,10 +62,6 @@ def models(results: Path) -> tuple[LanguageModel, LanguageModel]:
 
 def prompts(results: Path, count: int) -> list[list[int]]:
     return [answer.prompt_ids for answer in load_pass(results / "answers/toy.eval").answers[:count]]
-
-
-def alpha(rows: pd.DataFrame) -> float:
-    return float(rows["overlap"].sum() / rows["visited"].sum())
 
 
 # --- lossless ----------------------------------------------------------------------------------------------------

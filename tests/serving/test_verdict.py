@@ -57,7 +57,6 @@ from draftlab.train.settings import ReplayLog
 from tests.pair import Killed, Mortal, make_results, run_cell
 
 LENGTHS = [1, 3, 8]
-ASKED = VerdictSettings(traffic=Path("log.jsonl"), target="T")
 
 
 def probes(
