@@ -60,8 +60,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     process.wait()
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
+def wait_for(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.02)

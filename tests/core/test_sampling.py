@@ -26,8 +26,8 @@ from draftlab.core.verify.joint import joint_distribution
 from draftlab.errors import UserError
 
 
-def generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
 
 
 def distribution(*weights: float) -> Tensor:

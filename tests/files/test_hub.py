@@ -301,7 +301,7 @@ def test_a_full_disk_is_not_the_network(error: Exception, cache: Path) -> None:
     assert len(asked) == 1
 
 
-def explained(cache: Path, error: Exception) -> str:
+def explained(error: Exception) -> str:
     """The message after an error that is not tried again, or too often."""
 
     def request(_: bool) -> str:
@@ -314,11 +314,11 @@ def explained(cache: Path, error: Exception) -> str:
 
 def test_a_cache_without_access_is_not_the_network(cache: Path) -> None:
     denied = OSError(30, "Read-only file system", "/shared/hub/models--owner--name/refs")
-    said = explained(cache, denied)
+    said = explained(denied)
     assert "cannot use the cache of model owner/name: [Errno 30] Read-only file system: '/shared/hub" in said
     assert "(allow reading and writing there, or name another folder with HF_HOME, and run again)" in said
     refused = PermissionError(13, "Permission denied")  # of a connection, by a firewall: it names no file
-    assert "check the network" in explained(cache, refused)
+    assert "check the network" in explained(refused)
 
 
 @pytest.mark.parametrize(
@@ -361,7 +361,7 @@ def test_signatures_are_hidden_and_a_refusal_is_not_the_network(status: int, rem
     client = sys.modules[HTTPError.__module__]
     address = "https://cdn.example/file?X-Amz-Signature=4f2a91&Policy=p"
     response = client.Response(status, request=client.Request("GET", address))
-    said = explained(cache, HfHubHTTPError(f"error {status} for url '{address}'", response=response))
+    said = explained(HfHubHTTPError(f"error {status} for url '{address}'", response=response))
     assert f"error {status} for url 'https://cdn.example/file?…' ({remedy}" in said
 
 
@@ -379,7 +379,7 @@ def test_what_the_hubs_library_logs_is_without_tokens(cache: Path, monkeypatch: 
 
 
 def test_a_page_of_a_proxy_is_told_from_the_hub(cache: Path) -> None:
-    said = explained(cache, json.JSONDecodeError("Expecting value", "<html>", 0))
+    said = explained(json.JSONDecodeError("Expecting value", "<html>", 0))
     assert "the answer is not the hub's, but perhaps a page of a proxy (check the network" in said
 
 
@@ -387,6 +387,6 @@ def test_a_blocked_store_of_xet_is_given_up_soon_and_can_be_avoided(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("HF_XET_CLIENT_RETRY_MAX_DURATION", raising=False)
-    said = explained(cache, RuntimeError("Task error: CAS Client Error: error sending request"))
+    said = explained(RuntimeError("Task error: CAS Client Error: error sending request"))
     assert "(check the network, set HF_HUB_DISABLE_XET=1, or x)" in said
     assert os.environ["HF_XET_CLIENT_RETRY_MAX_DURATION"] == "20s"

@@ -64,10 +64,10 @@ def records(sampling: Sampling | None = None, prompts: list[list[int]] = PROMPTS
     return record(TARGET, requests, max_new_tokens=20, eos_ids=[EOS], **options)
 
 
-def learnt(depth: int = 3, steps: int = 120, draft: Llama | None = None) -> Eagle:
+def learnt(draft: Llama | None = None) -> Eagle:
     """A draft that has learnt to read states."""
-    model = Eagle(draft or narrow(), TARGET, depth)
-    train(Scene(model, records()), range(len(PROMPTS)), steps, LEARNS)
+    model = Eagle(draft or narrow(), TARGET, 3)
+    train(Scene(model, records()), range(len(PROMPTS)), 120, LEARNS)
     return model
 
 
@@ -179,7 +179,7 @@ def test_it_learns_what_the_target_says_and_leaves_it_alone():
 
 def test_a_trimmed_head_proposes_only_its_tokens(tmp_path):
     kept = [0, 2, 5, 6, 9, 11]
-    model = learnt(draft=trim_head(narrow(), kept))
+    model = learnt(trim_head(narrow(), kept))
     assert kept_by(model) is model.draft.kept
     model.save(tmp_path / "draft")
     assert load_file(tmp_path / "draft" / HEADS)["draft.kept"].tolist() == kept

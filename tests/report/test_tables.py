@@ -23,10 +23,10 @@ LAYOUT = Layout(rows=["dataset"], columns=["method"], best="largest")
 HITS = Measure("hits", "tries")
 
 
-def _rows(gap: float, requests: int = 40) -> pd.DataFrame:
+def _rows(gap: float) -> pd.DataFrame:
     rows = []
     for method, more in (("old", 0.0), ("new", gap)):
-        for request in range(requests):
+        for request in range(40):
             rows.append(
                 {
                     "dataset": "a_b",

@@ -11,8 +11,8 @@ from draftlab.serving.forecast import SCALE, SLOPE, Curve, fit
 ROOT = Path(__file__).parents[2]
 
 
-def stream(requests: int, start: float, slope: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(seed)
+def stream(requests: int, start: float, slope: float) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
     alphas = 1 / (1 + np.exp(-(start + slope * np.log1p(np.arange(requests) / SCALE))))
     visited = np.full(requests, 40.0)
     return rng.binomial(40, alphas).astype(float), visited

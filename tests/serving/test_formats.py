@@ -555,10 +555,10 @@ def test_a_request_for_which_nothing_was_drafted_says_nothing(
 PROMISE = Promise(draft_len=4, acceptance_length=Bounds(low=2.8, high=3.2))
 
 
-def requests(count: int, alpha: float, seed: int = 0, spread: float = 0.05) -> list[SpeculationCounts]:
+def requests(count: int, alpha: float, seed: int = 0) -> list[SpeculationCounts]:
     """Requests of 20 blocks of four drafted tokens, each with an alpha of its own."""
     rng = np.random.default_rng(seed)
-    alphas = np.clip(rng.normal(alpha, spread, count), 0, 1)
+    alphas = np.clip(rng.normal(alpha, 0.05, count), 0, 1)
     blocks = [(rng.random((20, 4)) < a).cumprod(axis=1).sum() for a in alphas]
     return [SpeculationCounts("vllm", 20, 80, float(accepted)) for accepted in blocks]
 

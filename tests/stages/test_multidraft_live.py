@@ -39,15 +39,15 @@ def noisy(model, seed):
     return draft
 
 
-def emitted(drafts, count, draft_sampling, verifier, target=TARGET, **options):
+def emitted(drafts, count, draft_sampling, verifier, **options):
     """Every emitted token with the target's own distribution there, request after request; lengths are fixed beforehand."""
     traces = speculate(
-        target, drafts, PROMPTS * 6, draft_len=3, max_new_tokens=6, eos_ids=[EOS], num_drafts=count, verifier=verifier,
+        TARGET, drafts, PROMPTS * 6, draft_len=3, max_new_tokens=6, eos_ids=[EOS], num_drafts=count, verifier=verifier,
         sampling=SAMPLING, draft_sampling=draft_sampling, generator=torch.Generator().manual_seed(count), **options
     ).traces  # fmt: skip
     answers = [trace.answer_ids for trace in traces]
     with torch.inference_mode():
-        distributions = to_probs(target.answer_logits(PROMPTS * 6, answers), SAMPLING)
+        distributions = to_probs(TARGET.answer_logits(PROMPTS * 6, answers), SAMPLING)
     return zip(distributions, (token for answer in answers for token in answer), strict=True)
 
 

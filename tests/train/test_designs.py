@@ -24,8 +24,8 @@ KEPT = [2, 5, 7, 11, 40, 41, 300]
 PROMPTS = [[5, 9, 11, 7], [8, 8, 3]]
 
 
-def deep_llama(layers=3):
-    config = LlamaConfig(320, 32, 64, layers, 4, 2, 64, tie_word_embeddings=True)
+def deep_llama():
+    config = LlamaConfig(320, 32, 64, 3, 4, 2, 64, tie_word_embeddings=True)
     return Llama(config).initialise(torch.Generator().manual_seed(0))
 
 
