@@ -281,18 +281,14 @@ def _drafted(pair: Pair, settings: Decoding) -> int | None:
         return None
     dtype, device, new = pair.answers.dtype, pair.answers.device, settings.max_new_tokens
     rows, prompt, nucleus = settings.batch, _context(pair, target.sizes) - new, settings.top_p < 1
-
-    def decoding_live(rows: int, drafts: int) -> int:
-        sizes = (target.sizes, draft.sizes, (dtype, dtype), rows, prompt, new, drafts, settings.draft_len)
-        return speculating(*sizes, nucleus, device)
-
     peaks = []
     if not isinstance(settings, Contest) or isinstance(settings, Blocks):
         branching = not isinstance(settings, Contest)
         peaks.append(comparing(target.sizes, dtype, rows, prompt, new, nucleus, device, branching))
     if isinstance(settings, Contest):
         live = settings.timed if isinstance(settings, Blocks) and all(map(is_counted, settings.schemes)) else rows
-        peaks.append(decoding_live(live, max(settings.num_drafts)))
+        sizes = (target.sizes, draft.sizes, (dtype, dtype), live, prompt, new, max(settings.num_drafts))
+        peaks.append(speculating(*sizes, settings.draft_len, nucleus, device))
     return draft.sizes.parameters * BYTES[dtype] + max(peaks)
 
 
