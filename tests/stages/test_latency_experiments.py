@@ -655,8 +655,8 @@ def test_counts_depend_on_measured_times_only_where_a_contender_follows_them() -
 def test_a_draft_is_not_named_as_a_contender_of_its_own(names: list[str]) -> None:
     settings = served(adaptive=True, confidence=0.5, trees=[4], cost_aware=4)
     with pytest.raises(UserError, match=f"a draft is named '{names[-1]}'"):
-        _contenders.check_names(names, settings)
-    _contenders.check_names(["mine", "mine_adaptive", "mine_cost_aware"], served())
+        _contenders.check_names(names, settings, [])
+    _contenders.check_names(["mine", "mine_adaptive", "mine_cost_aware"], served(), [])
 
 
 # --- branches ----------------------------------------------------------------------------------------------------

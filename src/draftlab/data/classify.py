@@ -66,7 +66,7 @@ def naive_bayes(prompts: Iterable[Prompt], label: Label) -> Classifier:
     return classifier
 
 
-def hub_classifier(name: str, device: str = "cpu") -> Classifier:
+def hub_classifier(name: str, device: str) -> Classifier:
     """A text classifier ``owner/name@revision`` from the hub, whose classes are the topics; the paper's is a DistilBERT for web pages."""
     from transformers import pipeline
 

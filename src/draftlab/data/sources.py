@@ -98,7 +98,7 @@ class RawFiles:
         for file in self.files(split):
             yield from companions.joined(file, self._detected(file))
 
-    def content(self, split: Split, remembered: Path | None = None) -> str:
+    def content(self, split: Split, remembered: Path | None) -> str:
         """The digest of all that ``rows`` reads, and of the dataset's row in the table."""
         parts = [str(self.dataset)]
         parts += [f"{file.name} {content_digest(file, remembered=remembered)}" for file in self._read(split)]

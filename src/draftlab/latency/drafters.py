@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
 from draftlab.core.confident_tree import ConfidentTree
 from draftlab.core.sampling_numpy import Sampling
-from draftlab.latency.cost_aware import AtLeast, Rule
+from draftlab.latency.cost_aware import Rule
 from draftlab.latency.lookup import LookupBackend
 from draftlab.latency.loop import DraftLength, Generation, speculate
 from draftlab.latency.suffixes import speculate_with_suffixes
@@ -56,7 +56,7 @@ class InTrees:
 
     draft: LatencyBackend
     tree: ConfidentTree
-    rule: Rule = field(default_factory=lambda: AtLeast(0.0))
+    rule: Rule
     lookup: LookedUp | None = None
 
     def answer(

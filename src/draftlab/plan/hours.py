@@ -95,7 +95,7 @@ class OnCard:
         batches, rows = math.ceil(requests / rows), min(rows, requests)
         return batches * (self.reading(rows, prompt) + new * self.step(rows, prompt + new / 2))
 
-    def updating(self, rows: int, length: int, forwards: int = 1) -> float:
+    def updating(self, rows: int, length: int, forwards: int) -> float:
         """``forwards`` passes over ``rows`` texts each, forward and backward, with the optimizer's step."""
         work = 3 * flops(self.model, rows, length) / (self.card.teraflops * 1e12 * LEARNING)
         launched = 3 * self.model.layers * self.card.launch / 1e3

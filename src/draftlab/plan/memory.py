@@ -44,7 +44,7 @@ def _distributions(positions: int, vocab: int, dtype: str, nucleus: bool) -> int
 
 
 def comparing(
-    target: Sizes, dtype: str, rows: int, prompt: int, new: int, nucleus: bool, device: str, branching: bool = False
+    target: Sizes, dtype: str, rows: int, prompt: int, new: int, nucleus: bool, device: str, branching: bool
 ) -> int:
     """Peak of a target that writes ``rows`` texts, and of their comparison with a draft at all positions, without the draft's weights.
 

@@ -80,7 +80,7 @@ class Tables:
     frames: Mapping[str, pd.DataFrame]
     cache: dict[str, dict[Key, pd.DataFrame]] = field(default_factory=dict)
 
-    def sums(self, selection: Selection, by: Sequence[str] = ()) -> dict[Key, pd.DataFrame]:
+    def sums(self, selection: Selection, by: Sequence[str]) -> dict[Key, pd.DataFrame]:
         """For each value of ``by``, a frame with numerator ``above`` and denominator ``below`` of each unit; empty if no rows match."""
         key = repr((selection.table, selection.measure, sorted(selection.where.items(), key=str), list(by)))
         if key not in self.cache:

@@ -193,7 +193,7 @@ def sglang_adaptive(pair: Deployment) -> EngineFile:
     return EngineFile("sglang_adaptive.json", SGLANG, _json(config), flags, note)
 
 
-def _llama_server(file: str, pair: Deployment, options: Mapping[str, object], note: str = "") -> EngineFile:
+def _llama_server(file: str, pair: Deployment, options: Mapping[str, object], note: str) -> EngineFile:
     for model in (pair.target, pair.draft):
         if not model.endswith(".gguf"):
             raise UserError(f"{model} is not a GGUF file", remedy="export it first: draftlab gguf export")
@@ -222,7 +222,7 @@ def lookup_command(target: str, draft_len: int) -> list[str]:
     return ["vllm", "serve", target, "--speculative-config", json.dumps(ngram)]
 
 
-def suffix_command(target: str, draft_len: int, threshold: float = 0.0) -> list[str]:
+def suffix_command(target: str, draft_len: int, threshold: float) -> list[str]:
     """The command that serves a target with suffix decoding in vLLM, which needs the package ``arctic-inference`` for it.
 
     A block ends before its tokens together are less probable than the ``threshold``; 0: than ``suffixes.LEAST``.

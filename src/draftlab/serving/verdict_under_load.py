@@ -31,7 +31,7 @@ def under_load(
     option: Option,
     costs: BlockCosts,
     rate: float,
-    trace: traces.Arrivals | None = None,
+    trace: traces.Arrivals | None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> list[AtLoad]:
     """The simulated server at and around a load of ``rate``, for requests drawn from the log: each with its lengths and its acceptance in replay.

@@ -37,7 +37,7 @@ CALIBRATED = (2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192)
 """Tokens in a call that are measured; the costs of others lie between."""
 
 
-def check_names(drafts: Collection[str], settings: Settings, masks: Collection[str] = ()) -> None:
+def check_names(drafts: Collection[str], settings: Settings, masks: Collection[str]) -> None:
     """Raise ``UserError`` if a draft has the name of another contender; those with ``masks`` also propose blocks in one call."""
     kinds = [ADAPTIVE] * settings.adaptive + [CONFIDENT] * (max(settings.confidence, settings.suffix_confidence) > 0)
     kinds += [*(f"{TREE}{nodes}" for nodes in settings.trees), *[COST_AWARE] * (settings.cost_aware > 0)]
@@ -53,8 +53,8 @@ def contenders_of(
     drafts: Mapping[str, LatencyBackend],
     settings: Settings,
     prices: Mapping[str, CostModel],
-    memory: Memory | None = None,
-    masks: Mapping[str, int] | None = None,
+    memory: Memory | None,
+    masks: Mapping[str, int],
 ) -> dict[str, Drafter]:
     """Every way to draft that the settings ask for, by name; with suffix decoding if there is a ``memory``. Drafts in ``masks`` also propose a
     block in one call, and read that token for those not known yet."""
@@ -76,7 +76,7 @@ def contenders_of(
 
     for name, draft in drafts.items():
         found |= {name + ending: InSequences(draft, length, min_prob) for ending, min_prob in least.items()}
-        if masks and name in masks:
+        if name in masks:
             for ending, min_prob in least.items():
                 found[name + PARALLEL + ending] = InSequences(draft, length, min_prob, masks[name])
         if settings.adaptive:

@@ -182,7 +182,7 @@ def _curved(estimates: pd.DataFrame, x: str, series: str | None) -> list[float]:
     return sorted(estimates[x].unique())
 
 
-def curves(ax: Axes, rows: pd.DataFrame, x: str, series: str | None, order: Sequence[str], apart: float = 0.0) -> None:
+def curves(ax: Axes, rows: pd.DataFrame, x: str, series: str | None, order: Sequence[str], apart: float) -> None:
     """Draw one line per value of ``series``; a series with a single ``x`` becomes a horizontal level.
 
     A known series has its own look, others get one by their place in ``order``, which lists the series of the figure. Lines are shifted by ``apart`` along ``x``, so that no
