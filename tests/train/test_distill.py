@@ -207,6 +207,21 @@ def test_with_a_draft_that_proposes_a_block_in_one_pass_live_decoding_counts_wha
     assert (table["parameters"] - alone["parameters"].iloc[0] == 16 + reads_target * 16 * 32).all()
 
 
+def test_a_parallel_draft_that_was_saved_is_replayed_as_it_is(results, tmp_path):
+    """As a published one would be: without learning."""
+    learnt, _ = run(results, tmp_path / "a", epochs=4, parallel=True)
+    mine = tmp_path / "mine"
+    shutil.copytree(results, mine)
+    (draft,) = mine.rglob("models/draft")
+    shutil.rmtree(draft)
+    shutil.copytree(tmp_path / "a" / "draft", draft)
+    opened, _ = run(mine, tmp_path / "b", epochs=0, parallel=True)
+    alone, _ = run(mine, tmp_path / "c", epochs=0)
+    counted = ["accepted", "visited", "overlap", "blocks", "emitted"]
+    pd.testing.assert_frame_equal(opened[counted], learnt[counted])
+    assert (alone["accepted"] != opened["accepted"]).any(), "the same draft token after token"
+
+
 @pytest.mark.parametrize("kind", ["reads_target", "parallel"])
 def test_a_draft_that_depends_on_its_block_writes_no_answers(results, kind):
     with pytest.raises(ValueError, match="sample_source must be teacher"):

@@ -60,7 +60,7 @@ class EaglePair:
         if self.draft.mask is not None:
             inputs = self.draft.inputs(fresh.to(device), self.before, own=False)
             block = read_block(self.draft_cache, inputs, counts, self.draft.mask, length)
-            return propose_at_once(self.drafter.project(block.flatten(0, 1)).view(*block.shape[:2], -1), policy)
+            return propose_at_once(self.drafter, block, policy)
         states = self._read(fresh.to(device), self.before, own=False)
         state = states[torch.arange(len(counts), device=device), torch.tensor(counts, device=device) - 1]
         self.draft_cache.crop(known)

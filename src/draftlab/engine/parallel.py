@@ -14,7 +14,7 @@ from draftlab.engine.batched import BatchedPair
 from draftlab.engine.policy import Policy, Proposal
 from draftlab.models import Decoder, TokenIds
 from draftlab.models.batching import pad_rows
-from draftlab.models.llama_decoder import LlamaCache
+from draftlab.models.llama_decoder import LlamaCache, LlamaDecoder
 from draftlab.models.parallel_draft import ParallelDraft
 
 
@@ -40,7 +40,7 @@ class ParallelPair(BatchedPair):
         fresh = F.embedding(pad_rows(writer.unread).to(writer.device), self.draft.draft.embed)
         counts = [len(tokens) for tokens in writer.unread]
         states = read_block(cache, fresh, counts, self.draft.mask, min(self.draft_len, max(left)))
-        return propose_at_once(self.drafter.project(states.flatten(0, 1)).view(*states.shape[:2], -1), self.policy)
+        return propose_at_once(self.drafter, states, self.policy)
 
 
 def read_block(
@@ -64,8 +64,9 @@ def read_block(
     return states[rows, count - 1 + torch.arange(length, device=fresh.device)]
 
 
-def propose_at_once(logits: Float[Tensor, "batch length vocab"], policy: Policy) -> Proposal:
-    """A sequence whose tokens are chosen each for itself."""
+def propose_at_once(drafter: LlamaDecoder, states: Float[Tensor, "batch length width"], policy: Policy) -> Proposal:
+    """A sequence whose tokens are chosen each for itself, from the state that predicts it."""
+    logits = drafter.project(states.flatten(0, 1)).view(*states.shape[:2], -1)
     if policy.is_greedy:
         return Proposal(most_probable(logits)[:, None], None)
     assert policy.generator is not None
