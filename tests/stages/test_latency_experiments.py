@@ -33,10 +33,12 @@ from draftlab.latency.pair import open_pair
 from draftlab.latency.self_check import write_toy
 from draftlab.latency.settings import Engine
 from draftlab.latency.trainer import training
+from draftlab.models import load_model
 from draftlab.models.backend import EngineOptions
 from draftlab.models.cores import can_pin, pinned, usable
 from draftlab.models.gguf import export
 from draftlab.models.llama_cpp import LlamaCpp
+from draftlab.models.parallel_draft import ParallelDraft
 from draftlab.stages import (
     _contenders,
     _costs,
@@ -472,6 +474,25 @@ def test_request_experiment_in_llama_cpp(models: dict[str, Path], tmp_path: Path
     write_jsonl(tmp_path / "none.jsonl", [])
     with pytest.raises(UserError, match="no requests"):
         latency_requests.run(settings, inputs.model_copy(update={"answers": tmp_path / "none.jsonl"}), BENCH)
+
+
+def test_a_draft_with_a_mask_also_proposes_blocks_in_one_call(models: dict[str, Path], tmp_path: Path) -> None:
+    draft = ParallelDraft(load_model(models["draft"]), 3)
+    draft.token = 7
+    draft.save(tmp_path / "masked")
+    inputs = recorded(models, tmp_path, [Answer(str(i), [1, 5, 9 + i], [0] * 12, False) for i in range(3)])
+    inputs = inputs.model_copy(update={"drafts": inputs.drafts | {"masked": tmp_path / "masked"}})
+    rows, _ = latency_requests.run(served(confidence=1e-9), inputs, BENCH)
+    assert rows["same_text"].all()
+    parallel = {name for name in set(rows["contender"]) if "parallel" in name}
+    assert parallel == {"masked_parallel", "masked_parallel_confident"}
+    for name in parallel:
+        blocks = rows[rows["contender"] == name]
+        assert (blocks["steps"] == blocks["blocks"]).all(), "one call of the draft for a block"
+        assert (blocks["drafted"] == 3 * blocks["blocks"]).all()
+    with pytest.raises(UserError, match="a draft is named 'mine_parallel'"):
+        _contenders.check_names(["mine", "mine_parallel"], served(), ["mine"])
+    _contenders.check_names(["mine", "mine_parallel"], served(), [])
 
 
 def test_a_cell_serves_requests_from_any_number_on(models: dict[str, Path], tmp_path: Path) -> None:

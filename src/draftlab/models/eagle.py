@@ -28,7 +28,7 @@ from draftlab.models.batching import pad_requests
 from draftlab.models.head import spread
 from draftlab.models.llama_decoder import LlamaDecoder
 from draftlab.models.on_target import OnTarget, as_llama
-from draftlab.models.parallel_draft import ParallelDraft, new_mask
+from draftlab.models.parallel_draft import ParallelDraft, masked, new_mask
 from draftlab.models.places import logits_by_place
 from draftlab.models.products import linear
 
@@ -88,15 +88,13 @@ class Eagle(OnTarget):
         padded, positions = pad_requests(prompts, answers, self.context_length, where)
         tokens = padded.to(self.device)
         with torch.no_grad():
-            of_target = self.target.states(tokens)
+            before = F.pad(self.target.states(tokens), (0, 0, 1, 0))[:, :-1]  # no state before the first token
 
-        def inputs(place: int, own: Tensor | None) -> Tensor:
-            if place and self.mask is not None:
-                return self.mask.expand(*tokens.shape, -1)
-            before = F.pad(of_target if own is None else own, (0, 0, 1, 0))[:, :-1]  # no state before the first token
-            return self.inputs(tokens, before, own=place > 0)
+        def from_own(window: Tensor, own: Tensor) -> Tensor:
+            return self.inputs(tokens.gather(1, window), own, own=True)
 
-        return logits_by_place(self.draft, inputs, self.depth, positions.to(self.device))
+        first, later = self.inputs(tokens, before, own=False), from_own if self.mask is None else masked(self.mask)
+        return logits_by_place(self.draft, first, later, self.depth, positions.to(self.device))
 
     def drafter(self) -> LlamaDecoder:
         """The draft, laid out for decoding; ``decoder`` is the target's."""

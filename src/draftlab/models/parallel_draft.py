@@ -34,7 +34,7 @@ from draftlab.models.head import spread
 from draftlab.models.llama import Llama
 from draftlab.models.llama_decoder import LlamaDecoder
 from draftlab.models.on_target import as_llama
-from draftlab.models.places import logits_by_place
+from draftlab.models.places import Later, logits_by_place
 from draftlab.models.tokenizer import Tokenizer
 
 
@@ -85,10 +85,7 @@ class ParallelDraft(nn.Module):
         """``answer_logits`` of the tokens of the head alone, in its order."""
         padded, positions = pad_requests(prompts, answers, self.context_length, where)
         text = F.embedding(padded.to(self.device), self.draft.embed)
-        masks = self.mask.expand_as(text)
-        return logits_by_place(
-            self.draft, lambda place, _: masks if place else text, self.depth, positions.to(self.device)
-        )
+        return logits_by_place(self.draft, text, masked(self.mask), self.depth, positions.to(self.device))
 
     def decoder(self) -> LlamaDecoder:
         """The draft, laid out for decoding."""
@@ -102,6 +99,11 @@ class ParallelDraft(nn.Module):
         with torch.no_grad():
             saved.embed[self.token] = self.mask
         saved.save(folder)
+
+
+def masked(mask: nn.Parameter) -> Later:
+    """The mask, wherever a token of the block would be read."""
+    return lambda window, _: mask.expand(*window.shape, -1)
 
 
 def new_mask(draft: Llama) -> nn.Parameter:

@@ -1,40 +1,65 @@
 """Drafts whose distribution of a token depends on its place in the block: one pass of the draft for each place.
 
-In pass r, every token of a text is drafted as the (r+1)-th of its block: the draft sees the text before the block as the first pass read it, and
-each token of the block as the pass of that token's place did.
+In pass r, every token is drafted as the (r+1)-th of its block: the draft sees the text before the block as the first pass read it, and each token of
+the block as the pass of that token's place did. The first pass reads the whole text, the others only what the wanted predictions need of it.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from draftlab.models.llama import Llama, block
 from draftlab.models.products import causal_attention, linear
 from draftlab.models.rotary import rotation_table
 
-Inputs = Callable[[int, Float[Tensor, "batch len width"] | None], Float[Tensor, "batch len width"]]
-"""What the layers read in a pass, given its number and the states of the pass before; None: it is the first."""
+Later = Callable[
+    [Int[Tensor, "batch window"], Float[Tensor, "batch window width"]], Float[Tensor, "batch window width"]
+]
+"""What the layers read in a later pass, given the positions in the text and the draft's states before each, as the pass before left them."""
 
 
 def logits_by_place(
-    draft: Llama, inputs: Inputs, places: int, positions: Int[Tensor, " chosen"]
+    draft: Llama, first: Float[Tensor, "batch len width"], later: Later, places: int, positions: Int[Tensor, " chosen"]
 ) -> Float[Tensor, "places chosen head"]:
-    """Logits at these positions of the flattened batch in each pass, of the tokens of the draft's head."""
-    config, states, found = draft.config, None, list[Tensor]()
+    """Logits at these positions of the flattened batch in each pass, of the tokens of the draft's head. The first pass reads ``first``."""
+    config, table, length = draft.config, rotation_table(draft.config, draft.device), first.shape[1]
     seen = [_Seen() for _ in draft.layers]
+    hidden, rotations, found = first, table[:length, None], list[Tensor]()
+    states = first
     for place in range(places):
-        hidden = inputs(place, states)
-        rotations = rotation_table(config, draft.device)[: hidden.shape[1], None]
-        for layer, attend in zip(draft.layers, seen, strict=True):
+        attends: list[Callable[[Tensor, Tensor, Tensor], Tensor]] = [one.first for one in seen]
+        if place:
+            before = F.pad(states, (0, 0, 1, 0))[:, :-1]  # no state before the first token
+            if place == 1:
+                window, positions = _window(positions, first.shape[0], length, places - 1)
+                rotations = table[window][:, :, None]
+                before = before.gather(1, window[..., None].expand(-1, -1, before.shape[-1]))
+            hidden = later(window, before)
+            unseen = torch.arange(length, device=window.device) > window[:, None, :, None] - place
+            attends = [functools.partial(one.later, unseen=unseen) for one in seen]
+        for layer, attend in zip(draft.layers, attends, strict=True):
             hidden = block(hidden, layer, rotations, config, attend)
         states = F.rms_norm(hidden, draft.norm.shape, draft.norm, config.rms_norm_eps)
         found.append(linear(states.flatten(0, 1)[positions], draft.vocab_weight))
     return torch.stack(found)
+
+
+def _window(
+    positions: Int[Tensor, " chosen"], batch: int, length: int, margin: int
+) -> tuple[Int[Tensor, "batch window"], Int[Tensor, " chosen"]]:
+    """For each row, the positions from ``margin`` before its first chosen one to its last; and the chosen ones within these windows, flattened."""
+    rows, places = positions // length, positions % length
+    begin = torch.full((batch,), length - 1, device=positions.device).scatter_reduce(0, rows, places, "amin")
+    begin = (begin - margin).clamp_min(0)
+    width = int((places - begin[rows]).max()) + 1 if len(places) else 1
+    window = (begin[:, None] + torch.arange(width, device=positions.device)).clamp_max(length - 1)
+    return window, rows * width + places - begin[rows]
 
 
 class _Seen:
@@ -47,21 +72,30 @@ class _Seen:
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
 
-    def __call__(
+    def first(
         self,
         query: Float[Tensor, "batch heads len dim"],
         key: Float[Tensor, "batch kv len dim"],
         value: Float[Tensor, "batch kv len dim"],
     ) -> Float[Tensor, "batch heads len dim"]:
-        """The attention of the next pass."""
-        back, length, shared = len(self.keys), query.shape[2], query.shape[1] // key.shape[1]
-        self.keys.append(key)
-        self.values.append(value)
-        if not back:
-            return causal_attention(query, key, value)
-        keys, values = ([part.repeat_interleave(shared, 1) for part in parts] for parts in (self.keys, self.values))
-        hidden = torch.ones(length, length, dtype=torch.bool, device=query.device).triu(1 - back)
-        scores = [(query @ keys[0].transpose(-1, -2)).masked_fill(hidden, -torch.inf)]
+        """The attention of the first pass."""
+        shared = query.shape[1] // key.shape[1]
+        self.keys, self.values = [key.repeat_interleave(shared, 1)], [value.repeat_interleave(shared, 1)]
+        return causal_attention(query, key, value)
+
+    def later(
+        self,
+        query: Float[Tensor, "batch heads window dim"],
+        key: Float[Tensor, "batch kv window dim"],
+        value: Float[Tensor, "batch kv window dim"],
+        unseen: Bool[Tensor, "batch 1 window len"],
+    ) -> Float[Tensor, "batch heads window dim"]:
+        """The attention of the next pass, over the text that it does not leave ``unseen`` and over the block so far."""
+        shared, back, length = query.shape[1] // key.shape[1], len(self.keys), unseen.shape[-1]
+        self.keys.append(key.repeat_interleave(shared, 1))
+        self.values.append(value.repeat_interleave(shared, 1))
+        keys, values = self.keys, self.values
+        scores = [(query @ keys[0].transpose(-1, -2)).masked_fill(unseen, -torch.inf)]
         for m in range(1, back + 1):
             score = (query * _later(keys[m], back - m)).sum(-1)
             score[..., : back - m] = -torch.inf  # the text had not begun
@@ -73,6 +107,6 @@ class _Seen:
         return mixed
 
 
-def _later(values: Float[Tensor, "batch heads len dim"], back: int) -> Float[Tensor, "batch heads len dim"]:
-    """The values at each position from ``back`` positions before it, zeros where the text had not begun."""
+def _later(values: Float[Tensor, "batch heads window dim"], back: int) -> Float[Tensor, "batch heads window dim"]:
+    """The values at each position from ``back`` positions before it, zeros before the first."""
     return F.pad(values, (0, 0, back, 0))[:, :, : values.shape[2]]
