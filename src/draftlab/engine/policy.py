@@ -20,10 +20,9 @@ from draftlab.core.verify.tree import TreeVerifier
 from draftlab.engine.loop import Verification
 from draftlab.errors import UserError
 from draftlab.models import LanguageModel
-from draftlab.models.eagle import Eagle
 from draftlab.models.medusa import Medusa
 from draftlab.models.on_target import OnTarget
-from draftlab.models.parallel_draft import ParallelDraft
+from draftlab.models.places import ByPlace
 
 LARGE_VOCAB = 8192
 """Larger vocabularies are restricted to the tokens that truncated distributions keep (K-SEQ takes half the time at 32,000 tokens); for
@@ -87,12 +86,12 @@ def make_policy(
     tree: Tree | ConfidentTree | None = None,
 ) -> Policy:
     """The policy that these make; a ``UserError`` says why verifier, drafts and tree do not fit together."""
-    if len(drafts) > 1 and any(isinstance(draft, OnTarget | ParallelDraft) for draft in drafts):
+    if len(drafts) > 1 and any(isinstance(draft, OnTarget | ByPlace) for draft in drafts):
         what = "a draft that reads its target's states or proposes a block in one pass is not one of several"
         raise UserError(what, remedy="give it alone")
-    if isinstance(drafts[0], Eagle | ParallelDraft) and (num_drafts > 1 or tree is not None):
-        name = "an EAGLE" if isinstance(drafts[0], Eagle) else "a parallel"
-        raise UserError(f"{name} draft writes one sequence", remedy="set num_drafts to 1, and give no tree")
+    if isinstance(drafts[0], ByPlace) and (num_drafts > 1 or tree is not None):
+        what = "an EAGLE draft, or one that proposes a block in one pass, writes one sequence"
+        raise UserError(what, remedy="set num_drafts to 1, and give no tree")
     samplings = [draft_sampling] * num_drafts if isinstance(draft_sampling, Sampling) else list(draft_sampling)
     _check_counts(verifier, num_drafts, draft_len, samplings, len(drafts))
     token_verifier = verifier if isinstance(verifier, TokenVerifier | TreeVerifier) else None

@@ -22,25 +22,21 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from draftlab.errors import UserError
 from draftlab.models import LanguageModel, TokenIds
 from draftlab.models.batching import pad_requests
-from draftlab.models.head import spread
 from draftlab.models.llama_decoder import LlamaDecoder
 from draftlab.models.on_target import OnTarget, as_llama
 from draftlab.models.parallel_draft import ParallelDraft, masked, new_mask
-from draftlab.models.places import logits_by_place
+from draftlab.models.places import ByPlace, checked_depth, logits_by_place
 from draftlab.models.products import linear
 
 
-class Eagle(OnTarget):
+class Eagle(ByPlace, OnTarget):
     """A ``draft`` on the states of a target. ``depth``: the tokens of a block that it is trained and replayed for; longer blocks can be decoded."""
 
     def __init__(self, draft: LanguageModel, target: LanguageModel, depth: int, *, parallel: bool = False) -> None:
         super().__init__(target)
-        if depth < 1:
-            raise UserError(f"depth is {depth}", remedy="give 1 or more")
-        self.draft, self.depth = as_llama(draft), depth
+        self.draft, self.depth = as_llama(draft), checked_depth(depth)
         width = self.draft.config.hidden_size
         with torch.device(self.device):
             self.from_target = nn.Parameter(torch.zeros(width, self.target.config.hidden_size))
@@ -49,17 +45,8 @@ class Eagle(OnTarget):
         self.size = float(self.draft.embed.detach().float().square().mean().sqrt())
 
     @property
-    def vocab_size(self) -> int:
-        return self.draft.vocab_size
-
-    @property
     def context_length(self) -> int:
         return min(self.draft.context_length, self.target.context_length)
-
-    @property
-    def kept(self) -> Tensor | None:
-        """The tokens of the draft's trimmed head; None: the whole vocabulary."""
-        return self.draft.kept
 
     @property
     def added(self) -> int:
@@ -75,16 +62,9 @@ class Eagle(OnTarget):
         assert weight is not None, "a parallel draft reads no states of its own"
         return F.embedding(tokens, self.draft.embed) + linear(scaled, weight)
 
-    def answer_logits(
-        self, prompts: TokenIds, answers: TokenIds, where: Int[Tensor, " chosen"] | None = None
-    ) -> Float[Tensor, "depth positions vocab"]:
-        """Logits for each answer token as the first, second, ... token of a block."""
-        return spread(self.head_logits(prompts, answers, where), self.kept, self.vocab_size)
-
     def head_logits(
         self, prompts: TokenIds, answers: TokenIds, where: Int[Tensor, " chosen"] | None = None
     ) -> Float[Tensor, "depth positions head"]:
-        """``answer_logits`` of the tokens of the head alone, in its order."""
         padded, positions = pad_requests(prompts, answers, self.context_length, where)
         tokens = padded.to(self.device)
         with torch.no_grad():

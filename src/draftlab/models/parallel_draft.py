@@ -27,18 +27,16 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from draftlab.errors import UserError
 from draftlab.models import LanguageModel, TokenIds
 from draftlab.models.batching import pad_requests
-from draftlab.models.head import spread
 from draftlab.models.llama import Llama
 from draftlab.models.llama_decoder import LlamaDecoder
 from draftlab.models.on_target import as_llama
-from draftlab.models.places import Later, logits_by_place
+from draftlab.models.places import ByPlace, Later, checked_depth, logits_by_place
 from draftlab.models.tokenizer import Tokenizer
 
 
-class ParallelDraft(nn.Module):
+class ParallelDraft(ByPlace, nn.Module):
     """A ``draft`` with a mask. ``depth``: the tokens of a block that it is trained and replayed for; longer blocks can be decoded.
 
     ``token``: the token whose embedding is replaced by the mask where the draft is saved.
@@ -46,14 +44,8 @@ class ParallelDraft(nn.Module):
 
     def __init__(self, draft: LanguageModel, depth: int) -> None:
         super().__init__()
-        if depth < 1:
-            raise UserError(f"depth is {depth}", remedy="give 1 or more")
-        self.draft, self.depth = as_llama(draft), depth
+        self.draft, self.depth = as_llama(draft), checked_depth(depth)
         self.mask, self.token = new_mask(self.draft), self.draft.config.pard_token
-
-    @property
-    def vocab_size(self) -> int:
-        return self.draft.vocab_size
 
     @property
     def context_length(self) -> int:
@@ -64,25 +56,13 @@ class ParallelDraft(nn.Module):
         return self.draft.device
 
     @property
-    def kept(self) -> Tensor | None:
-        """The tokens of the draft's trimmed head; None: the whole vocabulary."""
-        return self.draft.kept
-
-    @property
     def added(self) -> int:
         """The number of weights beside the draft's."""
         return self.mask.numel()
 
-    def answer_logits(
-        self, prompts: TokenIds, answers: TokenIds, where: Int[Tensor, " chosen"] | None = None
-    ) -> Float[Tensor, "depth positions vocab"]:
-        """Logits for each answer token as the first, second, ... token of a block."""
-        return spread(self.head_logits(prompts, answers, where), self.kept, self.vocab_size)
-
     def head_logits(
         self, prompts: TokenIds, answers: TokenIds, where: Int[Tensor, " chosen"] | None = None
     ) -> Float[Tensor, "depth positions head"]:
-        """``answer_logits`` of the tokens of the head alone, in its order."""
         padded, positions = pad_requests(prompts, answers, self.context_length, where)
         text = F.embedding(padded.to(self.device), self.draft.embed)
         return logits_by_place(self.draft, text, masked(self.mask), self.depth, positions.to(self.device))

@@ -14,6 +14,9 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from draftlab.errors import UserError
+from draftlab.models import TokenIds
+from draftlab.models.head import spread
 from draftlab.models.llama import Llama, block
 from draftlab.models.products import causal_attention, linear
 from draftlab.models.rotary import rotation_table
@@ -22,6 +25,41 @@ Later = Callable[
     [Int[Tensor, "batch window"], Float[Tensor, "batch window width"]], Float[Tensor, "batch window width"]
 ]
 """What the layers read in a later pass, given the positions in the text and the draft's states before each, as the pass before left them."""
+
+
+class ByPlace:
+    """What such drafts have in common: a ``draft``, and ``depth``, the tokens of a block that they are trained and replayed for."""
+
+    draft: Llama
+    depth: int
+
+    @property
+    def vocab_size(self) -> int:
+        return self.draft.vocab_size
+
+    @property
+    def kept(self) -> Tensor | None:
+        """The tokens of the draft's trimmed head; None: the whole vocabulary."""
+        return self.draft.kept
+
+    def head_logits(
+        self, prompts: TokenIds, answers: TokenIds, where: Int[Tensor, " chosen"] | None = None
+    ) -> Float[Tensor, "depth positions head"]:
+        """``answer_logits`` of the tokens of the head alone, in its order."""
+        raise NotImplementedError
+
+    def answer_logits(
+        self, prompts: TokenIds, answers: TokenIds, where: Int[Tensor, " chosen"] | None = None
+    ) -> Float[Tensor, "depth positions vocab"]:
+        """Logits for each answer token as the first, second, ... token of a block."""
+        return spread(self.head_logits(prompts, answers, where), self.kept, self.vocab_size)
+
+
+def checked_depth(depth: int) -> int:
+    """The depth, or a ``UserError`` if no token is drafted."""
+    if depth < 1:
+        raise UserError(f"depth is {depth}", remedy="give 1 or more")
+    return depth
 
 
 def logits_by_place(

@@ -9,15 +9,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from draftlab.models import LanguageModel
-from draftlab.models.eagle import Eagle
 from draftlab.models.llama import Llama
-from draftlab.models.parallel_draft import ParallelDraft
+from draftlab.models.places import ByPlace
 from draftlab.models.products import has_fast_bfloat16
 
 
 def kept_by(draft: LanguageModel) -> Int[Tensor, " head"] | None:
     """The tokens of a trimmed head; None: the whole vocabulary."""
-    return draft.kept if isinstance(draft, Llama | Eagle | ParallelDraft) else None
+    return draft.kept if isinstance(draft, Llama | ByPlace) else None
 
 
 def coverage(draft: LanguageModel, answers: Iterable[Sequence[int]]) -> float | None:
@@ -41,6 +40,6 @@ def answer_logits(
 
     With ``autocast``, products are in bfloat16 if the device is fast at it. A trimmed head gives the logits of its tokens alone.
     """
-    call = draft.head_logits if isinstance(draft, Llama | Eagle | ParallelDraft) else draft.answer_logits
+    call = draft.head_logits if isinstance(draft, Llama | ByPlace) else draft.answer_logits
     with torch.autocast(draft.device.type, torch.bfloat16, enabled=autocast and has_fast_bfloat16(draft.device.type)):
         return call(prompts, answers, where).float()
