@@ -20,7 +20,7 @@ from draftlab.models.backend import LatencyBackend, Logits, check_pair
 @dataclass(frozen=True)
 class Block:
     """One target call: ``calls`` of the draft proposed ``drafted`` tokens, in a sequence or a tree. Of these, ``judged`` were compared with the
-    target's choice: the ``accepted`` ones, which were kept with one more token, and the first rejected one.
+    target's choice: the ``accepted`` ones, and the first rejected one. The accepted ones are kept with one more token, unless the text ends before.
     """
 
     drafted: int
