@@ -106,8 +106,6 @@ def test_a_block_ends_where_the_draft_is_unsure(
 def test_sampled_blocks_are_those_that_replay_expects(
     folder: Path, name: str, pair: tuple[LatencyBackend, LatencyBackend]
 ) -> None:
-    if name == "trimmed" and isinstance(pair[0], LlamaCpp):
-        pytest.skip("the other three cases cover it")
     draft, target = ParallelDraft(load_model(folder / name), 3), load_model(folder / "target")
     many, rng = [(str(i), PROMPTS[i % 8]) for i in range(64)], np.random.default_rng(0)
     generator = torch.Generator().manual_seed(0)

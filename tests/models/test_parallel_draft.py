@@ -40,7 +40,7 @@ def drafted(
     on_states: bool, depth: int = 3, draft: Llama | None = None, target: Llama = TARGET
 ) -> ParallelDraft | Eagle:
     """A draft to which its mask, and the target's states, matter from the start."""
-    model, _ = of_blocks(draft or narrow(), target if on_states else None, depth, parallel=True)
+    model = of_blocks(draft or narrow(), target if on_states else None, depth, parallel=True)
     assert isinstance(model, Eagle if on_states else ParallelDraft)
     with torch.no_grad():
         for weight in (model.mask, *([model.from_target] if isinstance(model, Eagle) else [])):
@@ -50,7 +50,7 @@ def drafted(
 
 def learnt(on_states: bool, steps: int = 120, draft: Llama | None = None) -> ParallelDraft | Eagle:
     """A draft that has learnt to propose three tokens in one pass."""
-    model, _ = of_blocks(draft or narrow(), TARGET if on_states else None, 3, parallel=True)
+    model = of_blocks(draft or narrow(), TARGET if on_states else None, 3, parallel=True)
     train(Scene(model, records()), range(len(PROMPTS)), steps, LEARNS)
     return model
 
@@ -141,7 +141,7 @@ def test_sampled_text_follows_the_targets_distribution(on_states: bool, verifier
 
 @pytest.mark.parametrize("on_states", KINDS)
 def test_it_learns_to_propose_the_later_tokens(on_states: bool):
-    untrained, _ = of_blocks(narrow(), TARGET if on_states else None, 3, parallel=True)
+    untrained = of_blocks(narrow(), TARGET if on_states else None, 3, parallel=True)
     before, model = untrained.mask.detach().clone(), learnt(on_states)
     assert replay(model, records(), 3).accepted.sum() >= 2 * replay(untrained, records(), 3).accepted.sum()
     assert not torch.isclose(model.mask, before).any(), "the mask is learnt"
@@ -215,10 +215,11 @@ def test_the_mask_takes_the_place_of_the_rarest_token():
 
 
 def test_the_weights_beside_the_drafts_are_counted():
-    assert of_blocks(narrow(), None, 3, parallel=True)[1] == 12
-    assert of_blocks(narrow(), TARGET, 3, parallel=True)[1] == 12 * 16 + 12
-    assert of_blocks(narrow(), TARGET, 3, parallel=False)[1] == 12 * 16 + 12 * 12
-    assert of_blocks(narrow(), None, 3, parallel=False)[1] == 0
+    assert of_blocks(narrow(), None, 3, parallel=True).added == 12
+    assert of_blocks(narrow(), TARGET, 3, parallel=True).added == 12 * 16 + 12
+    assert of_blocks(narrow(), TARGET, 3, parallel=False).added == 12 * 16 + 12 * 12
+    draft = narrow()
+    assert of_blocks(draft, None, 3, parallel=False) is draft
 
 
 @pytest.mark.parametrize("on_states", KINDS)

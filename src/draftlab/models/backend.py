@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -120,8 +119,12 @@ def confident_argmax(logits: Float32[np.ndarray, " vocab"], min_prob: float) -> 
 
 def confident_argmaxes(logits: Logits, min_prob: float) -> list[int]:
     """The token with the largest logit in each row, up to the first whose probability is below ``min_prob``."""
-    guesses = (confident_argmax(row, min_prob) for row in logits)
-    return [token for token in itertools.takewhile(lambda guess: guess is not None, guesses) if token is not None]
+    found = list[int]()
+    for row in logits:
+        if (token := confident_argmax(row, min_prob)) is None:
+            break
+        found.append(token)
+    return found
 
 
 def check_pair(target: LatencyBackend, draft: LatencyBackend) -> None:

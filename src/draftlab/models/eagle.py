@@ -48,11 +48,6 @@ class Eagle(ByPlace, OnTarget):
     def context_length(self) -> int:
         return min(self.draft.context_length, self.target.context_length)
 
-    @property
-    def added(self) -> int:
-        """The number of weights beside the draft's."""
-        return sum(weight.numel() for weight in (self.from_target, self.from_own, self.mask) if weight is not None)
-
     def inputs(
         self, tokens: Int[Tensor, "batch len"], states: Float[Tensor, "batch len width"], *, own: bool
     ) -> Float[Tensor, "batch len width"]:
@@ -81,14 +76,8 @@ class Eagle(ByPlace, OnTarget):
         return self.draft.decoder()
 
 
-def of_blocks(
-    draft: LanguageModel, target: LanguageModel | None, depth: int, *, parallel: bool
-) -> tuple[LanguageModel, int]:
-    """The draft on the states of a ``target``, if there is one, or proposing a block in one pass; and the number of weights that this adds."""
+def of_blocks(draft: LanguageModel, target: LanguageModel | None, depth: int, *, parallel: bool) -> LanguageModel:
+    """The draft on the states of a ``target``, if there is one; one that proposes a block in one pass, if it is ``parallel``."""
     if target is not None:
-        eagle = Eagle(draft, target, depth, parallel=parallel)
-        return eagle, eagle.added
-    if parallel:
-        one_pass = ParallelDraft(draft, depth)
-        return one_pass, one_pass.added
-    return draft, 0
+        return Eagle(draft, target, depth, parallel=parallel)
+    return ParallelDraft(draft, depth) if parallel else draft

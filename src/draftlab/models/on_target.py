@@ -67,6 +67,6 @@ class OnTarget(nn.Module):
 def as_llama(model: LanguageModel) -> Llama:
     """The model, if it is the project's Llama."""
     if not isinstance(model, Llama):
-        what = "drafts that read their target's states or propose a block in one pass are only of the Llama family, as are targets whose states are read"
+        what = "Medusa heads, reads_target and parallel work only with models of the Llama family"
         raise UserError(what, remedy="name such models with --config target= draft=")
     return model

@@ -36,7 +36,7 @@ from draftlab.models.places import ByPlace, Later, checked_depth, logits_by_plac
 from draftlab.models.tokenizer import Tokenizer
 
 
-class ParallelDraft(ByPlace, nn.Module):
+class ParallelDraft(ByPlace):
     """A ``draft`` with a mask. ``depth``: the tokens of a block that it is trained and replayed for; longer blocks can be decoded.
 
     ``token``: the token whose embedding is replaced by the mask where the draft is saved.
@@ -54,11 +54,6 @@ class ParallelDraft(ByPlace, nn.Module):
     @property
     def device(self) -> torch.device:
         return self.draft.device
-
-    @property
-    def added(self) -> int:
-        """The number of weights beside the draft's."""
-        return self.mask.numel()
 
     def head_logits(
         self, prompts: TokenIds, answers: TokenIds, where: Int[Tensor, " chosen"] | None = None

@@ -7,12 +7,12 @@ the block as the pass of that token's place did. The first pass reads the whole 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from draftlab.errors import UserError
 from draftlab.models import TokenIds
@@ -27,7 +27,11 @@ Later = Callable[
 """What the layers read in a later pass, given the positions in the text and the draft's states before each, as the pass before left them."""
 
 
-class ByPlace:
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Attention of a layer, given query, key and value."""
+
+
+class ByPlace(nn.Module):
     """What such drafts have in common: a ``draft``, and ``depth``, the tokens of a block that they are trained and replayed for."""
 
     draft: Llama
@@ -41,6 +45,11 @@ class ByPlace:
     def kept(self) -> Tensor | None:
         """The tokens of the draft's trimmed head; None: the whole vocabulary."""
         return self.draft.kept
+
+    @property
+    def added(self) -> int:
+        """The number of weights beside the draft's."""
+        return sum(weight.numel() for name, weight in self.named_parameters() if not name.startswith("draft."))
 
     def head_logits(
         self, prompts: TokenIds, answers: TokenIds, where: Int[Tensor, " chosen"] | None = None
@@ -68,24 +77,28 @@ def logits_by_place(
     """Logits at these positions of the flattened batch in each pass, of the tokens of the draft's head. The first pass reads ``first``."""
     config, table, length = draft.config, rotation_table(draft.config, draft.device), first.shape[1]
     seen = [_Seen() for _ in draft.layers]
-    hidden, rotations, found = first, table[:length, None], list[Tensor]()
-    states = first
-    for place in range(places):
-        attends: list[Callable[[Tensor, Tensor, Tensor], Tensor]] = [one.first for one in seen]
-        if place:
-            before = F.pad(states, (0, 0, 1, 0))[:, :-1]  # no state before the first token
-            if place == 1:
-                window, positions = _window(positions, first.shape[0], length, places - 1)
-                rotations = table[window][:, :, None]
-                before = before.gather(1, window[..., None].expand(-1, -1, before.shape[-1]))
-            hidden = later(window, before)
-            unseen = torch.arange(length, device=window.device) > window[:, None, :, None] - place
-            attends = [functools.partial(one.later, unseen=unseen) for one in seen]
+
+    def states_of(hidden: Tensor, rotations: Tensor, attends: Sequence[Attend]) -> Tensor:
         for layer, attend in zip(draft.layers, attends, strict=True):
             hidden = block(hidden, layer, rotations, config, attend)
-        states = F.rms_norm(hidden, draft.norm.shape, draft.norm, config.rms_norm_eps)
+        return F.rms_norm(hidden, draft.norm.shape, draft.norm, config.rms_norm_eps)
+
+    states = states_of(first, table[:length, None], [one.first for one in seen])
+    found = [linear(states.flatten(0, 1)[positions], draft.vocab_weight)]
+    window, positions = _window(positions, len(first), length, places - 1)
+    before = _before(states).gather(1, window[..., None].expand(-1, -1, states.shape[-1]))
+    for place in range(1, places):
+        unseen = torch.arange(length, device=window.device) > window[:, None, :, None] - place
+        attends = [functools.partial(one.later, unseen=unseen) for one in seen]
+        states = states_of(later(window, before), table[window][:, :, None], attends)
         found.append(linear(states.flatten(0, 1)[positions], draft.vocab_weight))
+        before = _before(states)
     return torch.stack(found)
+
+
+def _before(states: Float[Tensor, "batch len width"]) -> Float[Tensor, "batch len width"]:
+    """The state before each position, zeros before the first."""
+    return F.pad(states, (0, 0, 1, 0))[:, :-1]
 
 
 def _window(

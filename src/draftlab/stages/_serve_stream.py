@@ -80,7 +80,7 @@ def _measure(
     """Prepare one draft, then let it serve the requests at its ``places``, or measure it on the held-out requests of its class."""
     folders = _folders(inputs, bench)
     target = folders.target(settings.device, inputs.dtype) if settings.reads_target else None
-    draft, _ = of_blocks(folders.draft(settings), target, settings.draft_len, parallel=settings.parallel)
+    draft = of_blocks(folders.draft(settings), target, settings.draft_len, parallel=settings.parallel)
     traffic = stream.take(places) if name else stream
     # A draft is never measured on requests that it was distilled on.
     known = range(part_of(len(traffic), settings.warm_share) if settings.warm_on == "stream" else 0)

@@ -165,6 +165,7 @@ class Derived:
 MEASURES = {
     "speedup": Measure("plain_seconds", "seconds", "speed-up", "times plain decoding"),
     "verify_steps": Measure("verify_seconds", "plain_calls", "cost of a verifying call", "plain steps"),
+    "draft_steps": Measure("draft_seconds", "plain_calls", "cost of drafting a block", "plain steps"),
     "same_text": Measure("same_text", None, "answers that equal plain decoding's", "share"),
     "token_ms": Measure("milliseconds", "tokens", "time per token", "ms"),
     "alpha_accepted": Measure("accepted", "visited", "accepted over visited tokens"),

@@ -63,6 +63,7 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     from draftlab.engine.answers import loops
     from draftlab.files.atomic import is_first_process
     from draftlab.models.eagle import of_blocks
+    from draftlab.models.places import ByPlace
     from draftlab.train import parallel
     from draftlab.train.folders import Folders
     from draftlab.train.offline import distil
@@ -77,7 +78,7 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     needs_target = settings.sample_source in LIVE or settings.live or settings.reads_target
     target = folders.target(settings.device, inputs.dtype) if needs_target else None
     of_target = target if settings.reads_target else None
-    draft, added = of_blocks(folders.draft(settings), of_target, settings.longest, parallel=settings.parallel)
+    draft = of_blocks(folders.draft(settings), of_target, settings.longest, parallel=settings.parallel)
     eos_ids = folders.tokenizer.eos_ids
     scene = Scene(draft, recorded, target, inputs.max_new_tokens, eos_ids, settings.sample_batch)
     rows, effort = distil(scene, held_out, settings, checkpoint=bench.checkpoint())
@@ -90,7 +91,7 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
         loss=settings.loss,
         seed=settings.seed,
         looping=rows["request_id"].map(looping.__getitem__),
-        parameters=folders.parameters(settings.draft) + added,
+        parameters=folders.parameters(settings.draft) + (draft.added if isinstance(draft, ByPlace) else 0),
     )
     covered = coverage(draft, (answer.answer_ids for answer in held_out.answers))
     return rows, folders.facts(effort) | ({} if covered is None else {"head_coverage": covered})
