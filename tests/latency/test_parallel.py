@@ -16,7 +16,7 @@ from draftlab.latency.loop import Generation, decode, fixed, speculate
 from draftlab.latency.settings import Engine
 from draftlab.latency.torch_backend import open_torch
 from draftlab.models import load_model
-from draftlab.models.backend import EngineOptions, LatencyBackend
+from draftlab.models.backend import EngineOptions, LatencyBackend, confident_argmaxes
 from draftlab.models.gguf import export
 from draftlab.models.llama_cpp import LlamaCpp
 from draftlab.models.parallel_draft import ParallelDraft
@@ -85,6 +85,13 @@ def test_blocks_are_those_that_replay_counts(
     assert [len(answer.blocks) for answer in found] == walked.blocks.tolist()
     assert all(block.calls == 1 and block.drafted == 3 for answer in found for block in answer.blocks)
     assert 0 < walked.accepted.sum() < walked.visited.sum()
+
+
+def test_nothing_is_guessed_after_a_token_that_is_unsure() -> None:
+    sure, unsure = [0.0, 5.0, 0.0], [0.1, 0.0, 0.0]
+    logits = np.array([sure, sure, unsure, sure], dtype=np.float32)
+    assert confident_argmaxes(logits, 0.5) == [1, 1]
+    assert confident_argmaxes(logits, 0.0) == [1, 1, 0, 1]
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(1.0)])
