@@ -116,6 +116,18 @@ def test_scaled_positions_are_refused_whatever_the_other_field_says(tmp_path: Pa
         export(folder, tmp_path / "toy.gguf")
 
 
+def test_a_window_over_the_past_is_refused(tmp_path: Path) -> None:
+    """A Mistral has one unless its config says that it has none."""
+    folder = toy(tmp_path / "toy", tie_word_embeddings=False)
+    for window in ({}, {"sliding_window": 4096}):
+        edit_config(folder, model_type="mistral", architectures=["MistralForCausalLM"], **window)
+        with pytest.raises(UserError, match="this sliding_window has no counterpart"):
+            export(folder, tmp_path / "toy.gguf")
+    edit_config(folder, sliding_window=None)
+    export(folder, tmp_path / "toy.gguf")
+    np.testing.assert_allclose(llama_logits(tmp_path / "toy.gguf"), our_logits(folder), atol=1e-4, rtol=0)
+
+
 @pytest.mark.parametrize(
     "rope", [{"rope_theta": None}, {"rope_parameters": {"rope_type": "default", "rope_theta": None}}]
 )

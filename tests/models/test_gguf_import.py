@@ -14,12 +14,22 @@ import llama_cpp.llama_cpp as lib
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from draftlab.errors import UserError
 from draftlab.files import gguf_header
 from draftlab.files.gguf_header import read_header
-from draftlab.files.json_files import read_object
+from draftlab.files.json_files import read_object, write_json
+from draftlab.files.rope_scaling import RopeScaling
 from draftlab.files.weights import parameter_count
 from draftlab.latency.pair import open_pair
 from draftlab.latency.settings import Engine
@@ -30,9 +40,19 @@ from draftlab.models.llama_cpp import LlamaCpp
 from draftlab.models.tokenizer import train_tokenizer
 from draftlab.plan import WORKFLOW, load_run
 
-FAMILIES: dict[str, tuple[Any, Any]] = {
-    "llama": (LlamaConfig, LlamaForCausalLM),
-    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+LLAMA_3 = {
+    "rope_type": "llama3",
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+FAMILIES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "llama": (LlamaConfig, LlamaForCausalLM, {}),
+    "llama3": (LlamaConfig, LlamaForCausalLM, {"rope_scaling": LLAMA_3}),
+    "mistral": (MistralConfig, MistralForCausalLM, {"sliding_window": None}),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM, {}),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 64}),
 }
 QUANTIZED = {
     "q4_0": lib.LLAMA_FTYPE_MOSTLY_Q4_0,
@@ -52,13 +72,13 @@ REAL = Path(os.environ.get("DRAFTLAB_GGUF_FILES", "/nonexistent"))
 
 def network(family: str, tied: bool) -> Any:
     """A small model of ``transformers`` with random weights, biases too."""
-    config, kind = FAMILIES[family]
+    config, kind, options = FAMILIES[family]
     torch.manual_seed(0)
     model = kind(
         config(
             vocab_size=512, hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=8,
             num_key_value_heads=2, max_position_embeddings=256, rope_theta=50_000.0, rms_norm_eps=1e-6,
-            tie_word_embeddings=tied, bos_token_id=1, eos_token_id=2, pad_token_id=0,
+            tie_word_embeddings=tied, bos_token_id=1, eos_token_id=2, pad_token_id=0, **options,
         )
     )  # fmt: skip
     with torch.no_grad():
@@ -106,7 +126,23 @@ def test_logits_are_those_of_transformers_and_of_llama_cpp(tmp_path: Path, famil
     np.testing.assert_allclose(decoded, reference[30:], atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+def test_positions_stretched_in_another_way_are_refused(tmp_path: Path) -> None:
+    """A GGUF file has the divisors of the frequencies alone; those of Llama 3 tell which numbers they came from."""
+    folder = tmp_path / "toy"
+    assert read_header(gguf_of(network("llama3", True), folder)).rope_scaling == RopeScaling(32.0, 1.0, 4.0, 8192)
+    for change in ({"low_freq_factor": 2.0}, {"original_max_position_embeddings": 4096}):
+        config = read_object(folder / "config.json")
+        write_json(folder / "config.json", config | {"rope_scaling": LLAMA_3 | change})
+        export(folder, tmp_path / "toy.gguf")
+        assert "scaled or partial rotary positions" in refused(tmp_path / "toy.gguf")
+    file = gguf_of(network("llama3", True), tmp_path / "toy")
+    divisors = struct.pack("<16f", *read_header(file).rope_divisors)
+    for other in (0.5, float("nan"), float("inf")):
+        (tmp_path / "other.gguf").write_bytes(file.read_bytes().replace(divisors, struct.pack("<f", other) * 16))
+        assert "scaled or partial rotary positions" in refused(tmp_path / "other.gguf")
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize("packing", QUANTIZED)
 def test_packed_weights_are_read_as_llama_cpp_reads_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, packing: str

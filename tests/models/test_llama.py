@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from draftlab.errors import UserError
 from draftlab.files.atomic import SEAL
+from draftlab.files.rope_scaling import RopeScaling
 from draftlab.models import load_model, set_up_gpu
 from draftlab.models.llama import Llama, LlamaConfig
 from draftlab.models.llama_decoder import _causal_mask
@@ -31,13 +32,20 @@ SMALL = LlamaConfig(
     head_dim=8,
     tie_word_embeddings=False,
 )
+LLAMA_3 = RopeScaling(8.0, 1.0, 4.0, 32)
+FAMILIES = {
+    "llama": SMALL,
+    "llama3": dataclasses.replace(SMALL, rope_scaling=LLAMA_3),
+    "qwen2": dataclasses.replace(SMALL, qkv_bias=True),
+    "qwen3": dataclasses.replace(SMALL, qk_norm=True),
+}
 PROMPTS = [[1, 5, 9], [1, 7], [1, 30, 31, 32, 33, 34, 35]]
 ANSWERS = [[4, 6, 2], [8], [11, 12, 13, 14, 2]]
 
 
-@pytest.fixture
-def model() -> Llama:
-    fresh = Llama(SMALL).initialise(torch.Generator().manual_seed(0))
+@pytest.fixture(params=["llama"])
+def model(request: pytest.FixtureRequest) -> Llama:
+    fresh = Llama(FAMILIES[request.param]).initialise(torch.Generator().manual_seed(0))
     with torch.no_grad():  # larger than an initialisation: attention is far from uniform
         for weight in fresh.parameters():
             weight.add_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)) * 0.2)
@@ -50,6 +58,7 @@ def hub_logits(folder: Path, tokens: torch.Tensor) -> torch.Tensor:
         return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)(tokens).logits
 
 
+@pytest.mark.parametrize("model", FAMILIES, indirect=True)
 def test_saved_folder_gives_the_same_logits_in_transformers(model: Llama, tmp_path: Path) -> None:
     model.save(tmp_path / "model")
     tokens = torch.randint(0, SMALL.vocab_size, (2, 50), generator=torch.Generator().manual_seed(2))
@@ -64,6 +73,7 @@ def test_real_model_gives_the_same_logits_as_transformers(shared: Path) -> None:
     torch.testing.assert_close(ours(tokens), hub_logits(folder, tokens), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("model", FAMILIES, indirect=True)
 def test_save_then_load_keeps_every_weight(model: Llama, tmp_path: Path) -> None:
     model.save(tmp_path / "model")
     again = load_model(tmp_path / "model")

@@ -134,19 +134,25 @@ def test_a_table_of_another_head_is_refused(
     LlamaCpp(file).close()
 
 
-@pytest.mark.parametrize(("heads", "has_bias"), [(2, False), (3, False), (3, True)])
+@pytest.mark.parametrize(("heads", "family"), [(2, "llama"), (3, "llama"), (3, "qwen2"), (3, "qwen3")])
 def test_a_widened_draft_computes_the_same_and_proposes_no_other_token(
-    models: dict[str, Path], tmp_path: Path, heads: int, has_bias: bool
+    models: dict[str, Path], tmp_path: Path, heads: int, family: str
 ) -> None:
     """In our Llama, in transformers, and in llama.cpp."""
     draft = models["draft"]
     if heads == 3:  # SmolLM2 has 9: 32 added channels are no multiple
         draft, generator = tmp_path / "draft", torch.Generator().manual_seed(0)
-        config = LlamaConfig(320, 96, 64, 1, heads, heads, 64, tie_word_embeddings=False, qkv_bias=has_bias)
+        config = LlamaConfig(
+            320, 96, 64, 1, heads, heads, 64,
+            tie_word_embeddings=False, qkv_bias=family == "qwen2", qk_norm=family == "qwen3",
+            rms_norm_eps=0.01 if family == "qwen3" else 1e-5,
+        )  # fmt: skip
         model = Llama(config).initialise(generator)
-        if has_bias:  # as Qwen2 has
-            torch.nn.init.normal_(model.layers[0].qkv_bias, generator=generator)  # type: ignore[arg-type]
-            torch.nn.init.normal_(model.layers[0].output, std=0.3, generator=generator)
+        for name, weight in model.layers[0].named_parameters():
+            if name in ("qkv_bias", "query_norm", "key_norm"):
+                torch.nn.init.normal_(weight, generator=generator)
+            elif name == "output" and family != "llama":
+                torch.nn.init.normal_(weight, std=0.3, generator=generator)
         trim_head(model, KEPT).save(draft)
         (draft / "chat_template.jinja").write_text("{{ messages }}")
     (draft / "README.md").write_text("a card")
@@ -160,7 +166,7 @@ def test_a_widened_draft_computes_the_same_and_proposes_no_other_token(
     with torch.no_grad():
         theirs = other.answer_logits([TOKENS[:1]], [[*TOKENS[1:], 0]]).numpy()
     np.testing.assert_allclose(theirs, found, atol=1e-3, rtol=1e-4)
-    export(tmp_path / "wide", tmp_path / "wide.gguf", "f16" if has_bias else "q8_0", vocabulary=False)
+    export(tmp_path / "wide", tmp_path / "wide.gguf", "q8_0" if family == "llama" else "f16", vocabulary=False)
     with LlamaCpp(tmp_path / "wide.gguf") as engine:
         theirs = engine.extend(TOKENS).copy()
     assert (theirs[:, OTHERS] < -50).all()

@@ -16,8 +16,9 @@ import gguf
 from pydantic import Field, TypeAdapter, ValidationError
 
 from draftlab.errors import UserError
+from draftlab.files.rope_scaling import RopeScaling, scaling_of
 
-ARCHITECTURES = ("llama", "qwen2")
+ARCHITECTURES = ("llama", "qwen2", "qwen3")
 SPLITS = ("gpt-2", "smollm", "qwen2", "llama-bpe")
 """Supported ways to split text before byte-level BPE, by their name in the file (``tokenizer.ggml.pre``)."""
 
@@ -28,6 +29,9 @@ PACKINGS = {
 MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 BIASES = ("attn_q", "attn_k", "attn_v")
 NORMS = ("attn_norm", "ffn_norm")
+NORMS_OF_HEADS = ("attn_q_norm", "attn_k_norm")
+ROPE_DIVISORS = "rope_freqs.weight"
+"""The tensor by which rotary frequencies are divided."""
 
 FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 TEXT, ARRAY = 8, 9
@@ -76,6 +80,7 @@ class Header:
     path: Path
     metadata: dict[str, Any]
     tensors: dict[str, Stored]
+    rope_divisors: tuple[float, ...] = ()
 
     @property
     def architecture(self) -> str:
@@ -89,6 +94,15 @@ class Header:
     def parameters(self) -> int:
         """The number of weights in the file."""
         return sum(math.prod(stored.shape) for stored in self.tensors.values())
+
+    @property
+    def rope_theta(self) -> float:
+        return float(self.get("rope.freq_base", 10000.0))
+
+    @property
+    def rope_scaling(self) -> RopeScaling | None:
+        """How positions are stretched; None if they are not, or in another way than Llama 3's."""
+        return scaling_of(self.rope_divisors, self.rope_theta) if self.rope_divisors else None
 
     @property
     def shape(self) -> dict[str, Any]:
@@ -113,7 +127,8 @@ class Header:
             "max_position_embeddings": need("context_length"),
             "head_dim": self.get("attention.key_length", channels // heads),
             "rms_norm_eps": need("attention.layer_norm_rms_epsilon"),
-            "rope_theta": self.get("rope.freq_base", 10000.0),
+            "rope_theta": self.rope_theta,
+            "rope_scaling": self.rope_scaling,
             "tie_word_embeddings": "output.weight" not in self.tensors,
         }
 
@@ -188,14 +203,18 @@ def _parse(path: Path, data: mmap.mmap) -> Header:
         stored[name] = (shape, take("I"), take("Q"))
     alignment = metadata.get("general.alignment", gguf.GGUF_DEFAULT_ALIGNMENT)
     begin = -(-at // alignment) * alignment
-    return Header(path, metadata, {name: Stored(s, packing, begin + off) for name, (s, packing, off) in stored.items()})
+    found = {name: Stored(shape, packing, begin + offset) for name, (shape, packing, offset) in stored.items()}
+    divisors: tuple[float, ...] = ()
+    if (last := found.get(ROPE_DIVISORS)) and (len(last.shape), last.packing) == (1, gguf.GGMLQuantizationType.F32):
+        divisors = struct.unpack_from(f"<{last.shape[0]}f", data, last.start)
+    return Header(path, metadata, found, divisors)
 
 
 def _check(header: Header) -> None:
     """Raise ``UserError`` for anything that our Llama cannot represent exactly, and name it."""
 
     def refuse(what: str) -> UserError:
-        remedy = "use a plain llama or qwen2 model, or a folder that transformers reads"
+        remedy = f"use a plain model of {', '.join(ARCHITECTURES)}, or a folder that transformers reads"
         return UserError(what, file=header.path, remedy=remedy)
 
     if isinstance(parts := header.metadata.get("split.count"), int) and parts > 1:
@@ -212,7 +231,9 @@ def _check(header: Header) -> None:
     # Without a type, llama.cpp scales linearly by a factor.
     factor = header.get("rope.scaling.factor", header.get("rope.scale_linear", 1.0))
     is_scaled = header.get("rope.scaling.type", "none" if factor in (0, 1) else "linear") != "none"
-    is_scaled = is_scaled or header.get("rope.scaling.attn_factor", 1.0) != 1 or "rope_freqs.weight" in header.tensors
+    is_scaled = is_scaled or header.get("rope.scaling.attn_factor", 1.0) != 1
+    if ROPE_DIVISORS in header.tensors:  # llama.cpp does not read them for every architecture
+        is_scaled = is_scaled or header.architecture != "llama" or header.rope_scaling is None
     if is_scaled or header.get("rope.dimension_count", width) != width:
         raise refuse(f"{header.architecture} with scaled or partial rotary positions cannot be read")
     is_causal = header.get("attention.causal", True)
@@ -228,13 +249,16 @@ def _check(header: Header) -> None:
         wanted |= {f"{part}{name}.weight": (channels,) for name in NORMS}
         if header.architecture == "qwen2":
             wanted |= {f"{part}{name}.bias": (rows[name],) for name in BIASES}
+        if header.architecture == "qwen3":
+            wanted |= {f"{part}{name}.weight": (width,) for name in NORMS_OF_HEADS}
     wanted |= {name: (config["vocab_size"], channels) for name in ("token_embd.weight", "output.weight")}
+    wanted |= {ROPE_DIVISORS: (width // 2,)}
     for name, stored in header.tensors.items():
         if wanted.get(name) != stored.shape:
             raise refuse(f"{header.architecture} with a tensor {name} of shape {stored.shape} cannot be read")
         if stored.packing not in PACKINGS:
             raise refuse(f"the packing of {name} (number {stored.packing}) cannot be read")
-    if missing := sorted(wanted.keys() - header.tensors.keys() - {"output.weight"}):
+    if missing := sorted(wanted.keys() - header.tensors.keys() - {"output.weight", ROPE_DIVISORS}):
         raise refuse(f"no tensor {missing[0]}")
     kind, cut = header.metadata.get("tokenizer.ggml.model"), header.metadata.get("tokenizer.ggml.pre", "default")
     if kind not in ("llama", "gpt2") or (kind == "gpt2" and cut not in SPLITS):

@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 
 from draftlab.errors import UserError
 from draftlab.files.weights import weight_files
-from draftlab.models.config import another_head, unsupported_settings
+from draftlab.models.config import LLAMAS, another_head, unsupported_settings
 
 Array = Float[np.ndarray, "..."]
 Shapes = dict[str, tuple[int, ...]]
@@ -78,16 +78,16 @@ class Checkpoint:
 
 
 def expected_shapes(config: dict[str, Any], folder: Path) -> Shapes:
-    """Name and shape of every tensor of a Llama, Qwen2 or T5 with this config.
+    """Name and shape of every tensor of a T5, or of a decoder of a family in ``LLAMAS``, with this config.
 
     **Raises:** ``UserError``, which names ``folder``, for an architecture that llama.cpp or the GGUF export cannot represent.
     """
     kind = config.get("model_type")
     if kind == "t5":
         return _t5_shapes(config, folder)
-    if kind in ("llama", "qwen2"):
+    if kind in LLAMAS:
         return _llama_shapes(config, folder)
-    remedy = "use a Llama, Qwen2 or T5"
+    remedy = "use a Llama, Mistral, Qwen2, Qwen3 or T5"
     raise UserError(f"architecture {kind!r} cannot be exported", file=folder, remedy=remedy)
 
 
@@ -114,6 +114,8 @@ def _llama_shapes(config: dict[str, Any], folder: Path) -> Shapes:
         if config["model_type"] == "qwen2":
             rows = {"q": width, "k": kv_width, "v": kv_width}
             shapes |= {f"{prefix}self_attn.{name}_proj.bias": (size,) for name, size in rows.items()}
+        if config["model_type"] == "qwen3":
+            shapes |= {f"{prefix}self_attn.{name}_norm.weight": (head_dim(config),) for name in "qk"}
     shapes["model.norm.weight"] = (hidden,)
     if not config.get("tie_word_embeddings", False):
         shapes["lm_head.weight"] = (config["vocab_size"], hidden)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Iterable, Mapping
@@ -12,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from draftlab.errors import UserError
 from draftlab.files.json_files import read_object
+from draftlab.files.rope_scaling import RopeScaling
 from draftlab.files.weights import is_gguf
 
 Size = Annotated[int, Field(gt=0, le=1 << 24)]
@@ -21,8 +23,16 @@ Id = Annotated[int, Field(ge=-1, lt=1 << 31)]  # -1 means none in old files
 Ids = Id | Annotated[list[Id], Field(min_length=1)] | None
 
 
+LLAMAS = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+"""The decoders that the project's Llama can be, by the ``model_type`` in config.json, and transformers' class of each."""
 HEADS = "heads.safetensors"
 """The weights of a draft on its target's states, which only a run that has the target can open."""
+LLAMA_3_ROPE = tuple(field.name for field in dataclasses.fields(RopeScaling))
 TOOL_TEMPLATE = "additional_chat_templates/tool_use.jinja"
 """Where transformers writes the chat template for requests with tools, if it is another one."""
 
@@ -53,6 +63,21 @@ class Rope(BaseModel):
     rope_theta: Positive | None = None
     rope_type: str | None = None
     type: str | None = None
+    factor: Positive | None = None
+    low_freq_factor: Positive | None = None
+    high_freq_factor: Positive | None = None
+    original_max_position_embeddings: Size | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Rope:
+        if (self.rope_type or self.type) != "llama3":
+            return self
+        missing = [name for name in LLAMA_3_ROPE if getattr(self, name) is None]
+        if missing:
+            raise ValueError(f"rope type llama3 without {missing[0]}")
+        if self.low_freq_factor >= self.high_freq_factor:  # type: ignore[operator]
+            raise ValueError("rope type llama3 needs a low_freq_factor below its high_freq_factor")
+        return self
 
 
 class LlamaFields(Fields):
@@ -99,6 +124,21 @@ class Qwen2Fields(LlamaFields):
     max_position_embeddings: Size = 32_768
 
 
+class Qwen3Fields(LlamaFields):
+    """A Llama whose queries and keys are normed, head by head."""
+
+    max_position_embeddings: Size = 32_768
+    head_dim: Size = 128
+
+
+class MistralFields(LlamaFields):
+    """A Llama, where ``sliding_window`` is null."""
+
+    max_position_embeddings: Size = 131_072
+    num_key_value_heads: Size | None = 8
+    sliding_window: Size | None = 4096
+
+
 class T5Fields(Fields):
     """The sizes of a T5."""
 
@@ -118,7 +158,13 @@ class T5Fields(Fields):
     tie_word_embeddings: bool = True
 
 
-KINDS: dict[str, type[Fields]] = {"llama": LlamaFields, "qwen2": Qwen2Fields, "t5": T5Fields}
+KINDS: dict[str, type[Fields]] = {
+    "llama": LlamaFields,
+    "mistral": MistralFields,
+    "qwen2": Qwen2Fields,
+    "qwen3": Qwen3Fields,
+    "t5": T5Fields,
+}
 
 
 def read_config(folder: Path | str) -> dict[str, Any]:
@@ -150,16 +196,25 @@ def rope_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return config.get("rope_scaling") or config.get("rope_parameters") or {}
 
 
-def unsupported_settings(config: Mapping[str, Any]) -> list[str]:
-    """The settings by which a Llama or Qwen2 departs from a plain one: further biases, scaled positions, another activation."""
+def rope_scaling_of(config: Mapping[str, Any]) -> RopeScaling | None:
+    """How positions are stretched; None if they are not."""
     rope = rope_of(config)
+    is_scaled = rope.get("rope_type", rope.get("type")) == "llama3"
+    return RopeScaling(**{name: rope[name] for name in LLAMA_3_ROPE}) if is_scaled else None
+
+
+def unsupported_settings(config: Mapping[str, Any]) -> list[str]:
+    """The settings by which a decoder of a family in ``LLAMAS`` departs from the project's Llama: further biases, other positions or activation."""
+    rope, kind = rope_of(config), config.get("model_type")
+    ropes = ("default", "llama3") if kind in ("llama", "mistral") else ("default",)  # llama.cpp reads no others
     unsupported = {
         "hidden_act": config.get("hidden_act", "silu") != "silu",
         "attention_bias": config.get("attention_bias", False),
         "mlp_bias": config.get("mlp_bias", False),
         "use_sliding_window": config.get("use_sliding_window", False),
+        "sliding_window": kind == "mistral" and config.get("sliding_window"),
         "is_causal": not config.get("is_causal", True),
-        "rope type": rope.get("rope_type", rope.get("type", "default")) != "default",
+        "rope type": rope.get("rope_type", rope.get("type", "default")) not in ropes,
     }
     return [name for name, is_set in unsupported.items() if is_set]
 

@@ -18,6 +18,7 @@ import numpy as np
 from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_path
 from draftlab.files.digests import sha256
+from draftlab.files.gguf_header import ROPE_DIVISORS
 from draftlab.files.scratch import scratch
 from draftlab.models.checkpoint import (
     HEAD,
@@ -29,7 +30,7 @@ from draftlab.models.checkpoint import (
     head_dim,
     t5_depths,
 )
-from draftlab.models.config import read_config, rope_of
+from draftlab.models.config import read_config, rope_of, rope_scaling_of
 from draftlab.models.gguf_vocabulary import VOCABULARY_KEY, add_vocabulary, vocabulary_digest
 from draftlab.models.tokenizer import read_backend
 from draftlab.models.trimmed import HEAD_TOKENS, TABLE_DIGEST, cut_vocabulary, table_path, widen
@@ -46,7 +47,12 @@ QUANTIZATION = {
     "q8_0": (Kind.Q8_0, gguf.LlamaFileType.MOSTLY_Q8_0),
     "q4_0": (Kind.Q4_0, gguf.LlamaFileType.MOSTLY_Q4_0),
 }
-ARCHITECTURES = {"llama": gguf.MODEL_ARCH.LLAMA, "qwen2": gguf.MODEL_ARCH.QWEN2, "t5": gguf.MODEL_ARCH.T5}
+ARCHITECTURES = {
+    "llama": gguf.MODEL_ARCH.LLAMA,
+    "qwen2": gguf.MODEL_ARCH.QWEN2,
+    "qwen3": gguf.MODEL_ARCH.QWEN3,
+    "t5": gguf.MODEL_ARCH.T5,
+}
 
 ALIGNMENT = 4096
 """Bytes (a page of memory). With GGUF's default of 32, the length of the header decides whether a row of weights begins at a cache line.
@@ -59,7 +65,7 @@ INFLATED_KEY = "draftlab.inflated_from"
 def export(
     model: Path, out: Path, weights: Weights = "f32", *, vocabulary: bool = True, vocabulary_of: Path | None = None
 ) -> None:
-    """Write a model folder (Llama, Qwen2 or T5) as one GGUF file for llama.cpp.
+    """Write a model folder (Llama, Mistral, Qwen2, Qwen3 or T5) as one GGUF file for llama.cpp.
 
     A model that llama.cpp could not run is refused. A trimmed head is widened first; without a vocabulary it stays as it is, and a table of
     embeddings is written next to the file.
@@ -163,6 +169,9 @@ def _write(
         for key in (HEAD_TOKENS, TABLE_DIGEST, VOCABULARY_KEY):
             if key in config:  # of a trimmed head: its size, its table, and the vocabulary that it is part of
                 writer.add_string(key, config[key])
+        divisors = _rope_divisors(config)
+        if divisors is not None:
+            writer.add_tensor_info(ROPE_DIVISORS, divisors.shape, divisors.dtype, divisors.nbytes)
         if "draftlab_inflated_from" in config:
             writer.add_string(INFLATED_KEY, json.dumps(config["draftlab_inflated_from"]))
         for name, shape in shapes.items():
@@ -174,13 +183,15 @@ def _write(
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
+        if divisors is not None:
+            writer.write_tensor_data(divisors)
         for name, kind in kinds.items():
             writer.write_tensor_data(pack(name, kind))
         writer.close()
 
 
 def _architecture(config: dict[str, Any]) -> str:
-    """llama.cpp's name of the architecture.
+    """llama.cpp's name of the architecture; it reads a Mistral as a llama.
 
     A qwen2 there must have as many channels as its heads have in all. A widened one has more, and is written as a llama, which may have
     biases too.
@@ -188,7 +199,17 @@ def _architecture(config: dict[str, Any]) -> str:
     kind = str(config["model_type"])
     if kind == "qwen2" and head_counts(config)[0] * head_dim(config) != config["hidden_size"]:
         return "llama"
-    return kind
+    return "llama" if kind == "mistral" else kind
+
+
+def _rope_divisors(config: dict[str, Any]) -> Array | None:
+    """By what rotary frequencies are divided; None if positions are not stretched."""
+    scaling = rope_scaling_of(config)
+    return None if scaling is None else scaling.divisors(_rope_theta(config), head_dim(config)).astype(np.float32)
+
+
+def _rope_theta(config: dict[str, Any]) -> float:
+    return float(rope_of(config).get("rope_theta") or config.get("rope_theta") or 10_000.0)
 
 
 def _stored_as(name: str, shape: tuple[int, ...], quantization: Kind) -> Kind:
@@ -220,7 +241,6 @@ def _pair_rotary_rows(name: str, tensor: Array, config: dict[str, Any]) -> Array
 
 def _add_llama_fields(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     (heads, kv_heads), width = head_counts(config), head_dim(config)
-    rope = rope_of(config)
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_feed_forward_length(config["intermediate_size"])
@@ -230,7 +250,7 @@ def _add_llama_fields(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_key_length(width)
     writer.add_value_length(width)
     writer.add_rope_dimension_count(width)
-    writer.add_rope_freq_base(float(rope.get("rope_theta") or config.get("rope_theta") or 10_000.0))
+    writer.add_rope_freq_base(_rope_theta(config))
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
 

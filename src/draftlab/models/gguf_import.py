@@ -3,7 +3,7 @@
 ``files.gguf_header`` refuses files that our Llama cannot represent. ``gguf.dequantize`` reads the values, in float32.
 
 For a ``llama``, llama.cpp stores the rows of query and key as neighbouring rotary pairs, as our ``Llama`` does in memory. For a
-``qwen2``, it stores them as halves, as Hugging Face does, and with biases on query, key and value.
+``qwen2`` or ``qwen3``, it stores them as halves, as Hugging Face does.
 """
 
 from __future__ import annotations
@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 
 ORIGINAL = "model.gguf"
 """The link in a model folder to the GGUF file from which it was made."""
+
+TURNED = ("attn_q", "attn_k", "attn_q_norm", "attn_k_norm")
+"""The parts whose rows belong to rotary pairs."""
 
 TRIAL = """
 import sys
@@ -80,6 +83,7 @@ def config_of(header: Header) -> LlamaConfig:
         eos_token_id=ends[0] if len(ends) == 1 else tuple(ends),
         pad_token_id=ids["padding"],
         qkv_bias=header.architecture == "qwen2",
+        qk_norm=header.architecture == "qwen3",
     )
 
 
@@ -104,11 +108,13 @@ def read_model(path: Path | str) -> Llama:
         values = np.array(gguf.dequantize(packed, kind), dtype=np.float32).reshape(stored.shape)
         tensor = torch.from_numpy(values)
         tensor = tensor.to(dtype) if tensor.ndim == 2 else tensor
-        is_halves = config.qkv_bias and name.split(".")[-2] in ("attn_q", "attn_k")
+        is_halves = header.architecture != "llama" and name.split(".")[-2] in TURNED
         return together(tensor, config.head_dim) if is_halves else tensor
 
     renamed = {"input_norm": "attn_norm", "output": "attn_output", "mlp_norm": "ffn_norm", "down": "ffn_down"}
     joined = {"qkv": [f"{name}.weight" for name in BIASES], "gate_up": ["ffn_gate.weight", "ffn_up.weight"]}
+    if config.qk_norm:
+        renamed |= {"query_norm": "attn_q_norm", "key_norm": "attn_k_norm"}
     if config.qkv_bias:
         joined["qkv_bias"] = [f"{name}.bias" for name in BIASES]
     state = {"embed": read("token_embd.weight"), "norm": read("output_norm.weight")}

@@ -27,10 +27,11 @@ from torch import Tensor, nn
 
 from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_dir
+from draftlab.files.rope_scaling import RopeScaling
 from draftlab.files.seals import seal
 from draftlab.models import TokenIds
 from draftlab.models.batching import pad_requests
-from draftlab.models.config import another_head, read_config, rope_of
+from draftlab.models.config import LLAMAS, another_head, read_config, rope_of, rope_scaling_of
 from draftlab.models.head import spread
 from draftlab.models.llama_decoder import LlamaDecoder
 from draftlab.models.llama_files import from_hub, has_another_head, to_hub
@@ -58,7 +59,9 @@ class LlamaConfig:
     bos_token_id: int | None = 1
     eos_token_id: int | tuple[int, ...] | None = 2
     pad_token_id: int | None = 0
+    rope_scaling: RopeScaling | None = None  # as Llama 3.1 has
     qkv_bias: bool = False  # as Qwen2 has
+    qk_norm: bool = False  # as Qwen3 has
     pard_token: int | None = None  # what a parallel draft reads for a token that is not known yet
 
     def __post_init__(self) -> None:
@@ -81,10 +84,21 @@ class Layer(nn.Module):
         self.input_norm = nn.Parameter(torch.ones(width))
         self.qkv = nn.Parameter(torch.empty((heads + 2 * kv) * dim, width))
         self.qkv_bias = nn.Parameter(torch.zeros((heads + 2 * kv) * dim)) if config.qkv_bias else None
+        self.query_norm = nn.Parameter(torch.ones(dim)) if config.qk_norm else None
+        self.key_norm = nn.Parameter(torch.ones(dim)) if config.qk_norm else None
         self.output = nn.Parameter(torch.empty(width, heads * dim))
         self.mlp_norm = nn.Parameter(torch.ones(width))
         self.gate_up = nn.Parameter(torch.empty(2 * inner, width))
         self.down = nn.Parameter(torch.empty(width, inner))
+
+    @property
+    def norm_of_heads(self) -> Float[Tensor, "heads dim"] | None:
+        """The weights of the norm of each head of query and key; None for a model without such norms."""
+        if self.query_norm is None or self.key_norm is None:
+            return None
+        heads = self.output.shape[1] // len(self.query_norm)
+        kv = (len(self.qkv) // len(self.query_norm) - heads) // 2
+        return torch.cat([self.query_norm.expand(heads, -1), self.key_norm.expand(kv, -1)])
 
 
 class Llama(nn.Module):
@@ -161,13 +175,18 @@ class Llama(nn.Module):
         return LlamaDecoder(self)
 
     def save(self, folder: Path | str) -> None:
+        kind = "qwen3" if self.config.qk_norm else "qwen2" if self.config.qkv_bias else "llama"
+        scaling = self.config.rope_scaling
+        rope = {"rope_theta": self.config.rope_theta, "rope_type": "llama3" if scaling else "default"}
+        rope |= dataclasses.asdict(scaling) if scaling else {}
         config = dataclasses.asdict(self.config) | {
-            "architectures": ["Qwen2ForCausalLM" if self.config.qkv_bias else "LlamaForCausalLM"],
-            "model_type": "qwen2" if self.config.qkv_bias else "llama",
+            "architectures": [LLAMAS[kind]],
+            "model_type": kind,
             "hidden_act": "silu",
             "attention_bias": False,
             "mlp_bias": False,
-            "rope_parameters": {"rope_theta": self.config.rope_theta, "rope_type": "default"},
+            "rope_parameters": rope,
+            "rope_scaling": rope if scaling else None,  # where older engines look for it
             "dtype": str(self.embed.dtype).removeprefix("torch."),
         }
         with atomic_dir(folder, sum(weight.nbytes for weight in self.parameters())) as temporary:
@@ -186,8 +205,10 @@ def block(
     heads, kv, eps = config.num_attention_heads, config.num_key_value_heads, config.rms_norm_eps
     qkv = linear(F.rms_norm(hidden, layer.input_norm.shape, layer.input_norm, eps), layer.qkv, layer.qkv_bias)
     qkv = qkv.view(*qkv.shape[:-1], -1, config.head_dim)
-    rotated = rotate(qkv[:, :, : heads + kv], rotations)
-    query, key, value = rotated[:, :, :heads], rotated[:, :, heads:], qkv[:, :, heads + kv :]
+    turning, value = qkv[:, :, : heads + kv], qkv[:, :, heads + kv :]
+    if (norm_of_heads := layer.norm_of_heads) is not None:
+        turning = F.rms_norm(turning, norm_of_heads.shape[-1:], None, eps) * norm_of_heads
+    query, key = rotate(turning, rotations).split([heads, kv], 2)
     mixed = attend(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
     hidden = hidden + linear(mixed.transpose(1, 2).flatten(2), layer.output)
     gate, up = linear(F.rms_norm(hidden, layer.mlp_norm.shape, layer.mlp_norm, eps), layer.gate_up).chunk(2, -1)
@@ -195,7 +216,7 @@ def block(
 
 
 def load(folder: Path | str, dtype: torch.dtype = torch.float32, device: torch.device | None = None) -> Llama:
-    """Read a ``LlamaForCausalLM`` folder; a ``UserError`` names what is missing, damaged or has the wrong shape."""
+    """Read a folder of a family in ``LLAMAS``; a ``UserError`` names what is missing, damaged or has the wrong shape."""
     folder = Path(folder)
     fields = read_config(folder)
     rope = rope_of(fields)
@@ -203,7 +224,8 @@ def load(folder: Path | str, dtype: torch.dtype = torch.float32, device: torch.d
     fields = {"num_key_value_heads": fields["num_attention_heads"]}
     fields |= {name: value for name, value in given.items() if value is not None}
     fields |= {"rope_theta": rope.get("rope_theta") or given.get("rope_theta") or 10000.0}
-    fields |= {"qkv_bias": fields.get("model_type") == "qwen2"}
+    fields |= {"rope_scaling": rope_scaling_of(fields)}
+    fields |= {"qkv_bias": fields.get("model_type") == "qwen2", "qk_norm": fields.get("model_type") == "qwen3"}
     names = {field.name for field in dataclasses.fields(LlamaConfig)}
     config = LlamaConfig(**{name: value for name, value in fields.items() if name in names})
     model = Llama(config, torch.device("meta"))

@@ -33,6 +33,7 @@ class LlamaDecoder:
             (
                 self.norm.scale(layer.input_norm),
                 PackedLinear(layer.qkv, layer.qkv_bias),
+                layer.norm_of_heads,
                 PackedLinear(layer.output),
                 self.norm.scale(layer.mlp_norm),
                 PackedLinear(layer.gate_up),
@@ -141,9 +142,12 @@ class LlamaCache:
         layers = zip(self.decoder.layers, written, keys.unbind(), values.unbind(), strict=True)
         embed = self.decoder.embed
         hidden = embed.index_select(0, tokens.reshape(-1)) if hidden is None else hidden.flatten(0, 1)
-        for (input_norm, qkv, output, mlp_norm, gate_up, down), place, key, value in layers:
+        for (input_norm, qkv, of_heads, output, mlp_norm, gate_up, down), place, key, value in layers:
             mixed = qkv(norm(hidden, input_norm)).to(self.store.dtype).view(batch, new, -1, dim)
-            rotate_in_place(mixed[:, :, : heads + kv], rotations)
+            turning = mixed[:, :, : heads + kv]
+            if of_heads is not None:
+                turning.copy_(F.rms_norm(turning, (dim,), None, config.rms_norm_eps).mul_(of_heads))
+            rotate_in_place(turning, rotations)
             query, cached = mixed.split_with_sizes((heads, 2 * kv), 2)
             if slots is None:
                 place.copy_(cached)

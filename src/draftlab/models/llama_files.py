@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from draftlab.models.config import unsupported_settings
+from draftlab.models.config import LLAMAS, unsupported_settings
 from draftlab.models.rotary import apart, together
 from draftlab.models.trimmed import HEAD_TOKENS
 
@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 
 
 def can_read(config: Mapping[str, Any]) -> bool:
-    """Whether ``llama.load`` can read this config: a plain Llama or Qwen2, not quantized."""
+    """Whether ``llama.load`` can read this config: a plain decoder of a family in ``LLAMAS``, not quantized."""
+    kind = config.get("model_type")
     return (
-        config.get("model_type") in ("llama", "qwen2")
-        and config.get("architectures") in (["LlamaForCausalLM"], ["Qwen2ForCausalLM"])
+        kind in LLAMAS
+        and config.get("architectures") == [LLAMAS[kind]]
         and not unsupported_settings(config)
         and not config.get("quantization_config")
     )
@@ -51,6 +52,9 @@ def to_hub(model: Llama) -> dict[str, Tensor]:
             "mlp.down_proj": layer.down,
         }
         tensors |= {f"model.layers.{number}.{name}.weight": tensor for name, tensor in parts.items()}
+        if layer.query_norm is not None and layer.key_norm is not None:
+            tensors[f"model.layers.{number}.self_attn.q_norm.weight"] = apart(layer.query_norm, dim)
+            tensors[f"model.layers.{number}.self_attn.k_norm.weight"] = apart(layer.key_norm, dim)
         if layer.qkv_bias is not None:
             biases = torch.split(layer.qkv_bias, [heads * dim, kv * dim, kv * dim])
             for name, bias in zip("qkv", (apart(biases[0], dim), apart(biases[1], dim), biases[2]), strict=True):
@@ -81,6 +85,10 @@ def from_hub(config: LlamaConfig, tensors: dict[str, Tensor]) -> dict[str, Tenso
             biases = [take(f"model.layers.{number}.self_attn.{name}_proj.bias") for name in "qkv"]
             biases[:2] = [together(bias, config.head_dim) for bias in biases[:2]]
             state[f"layers.{number}.qkv_bias"] = torch.cat(biases)
+        if config.qk_norm:
+            for name in ("query", "key"):
+                norm = take(part(f"self_attn.{name[0]}_norm"))
+                state[f"layers.{number}.{name}_norm"] = together(norm, config.head_dim)
     return state
 
 

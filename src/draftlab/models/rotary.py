@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 @torch.inference_mode(False)
 def rotation_table(config: LlamaConfig, device: torch.device) -> Complex[Tensor, "context half"]:
     """exp(i position theta^(-2j/dim)), in float64 until the end. The table outlives the call: no inference tensor, training needs it."""
-    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
-    angles = torch.outer(
-        torch.arange(config.max_position_embeddings, dtype=torch.float64), config.rope_theta**-exponents
-    )
+    frequencies = config.rope_theta ** (-torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim)
+    if config.rope_scaling is not None:
+        frequencies /= torch.from_numpy(config.rope_scaling.divisors(config.rope_theta, config.head_dim))
+    angles = torch.outer(torch.arange(config.max_position_embeddings, dtype=torch.float64), frequencies)
     return torch.polar(torch.ones_like(angles), angles).to(device, torch.complex64)
 
 

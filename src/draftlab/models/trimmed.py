@@ -37,6 +37,7 @@ TABLE_DIGEST = "draftlab.head_table_sha256"
 """In a GGUF file: the key of the SHA-256 of its table."""
 
 EMBED, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
+NORMS_OF_HEADS = ("q_norm.weight", "k_norm.weight")
 BLOCK = 32
 """The block size of quantized rows."""
 
@@ -105,17 +106,20 @@ def widen(model: Path, out: Path) -> None:
     kept, width = tensors.pop(HEAD_TOKENS), config["hidden_size"]
     added, epsilon = math.lcm(BLOCK, config["num_attention_heads"]), config["rms_norm_eps"]
     wide = width + added
+    shrink = width / wide / 2  # of epsilon
+    # A norm of heads has the smaller epsilon too, so it gets queries and keys that are as much smaller.
+    normed = {name.replace("_norm", "_proj") for name in tensors if name.endswith(NORMS_OF_HEADS)}
     scale = math.sqrt(width / wide)
     widened: dict[str, np.ndarray] = {}
     for name, value in tensors.items():
-        if name.endswith(".bias"):  # of query, key and value, which stay as they are
+        if name.endswith((".bias", *NORMS_OF_HEADS)):  # of query, key and value, which stay as they are
             widened[name] = value
         elif value.ndim == 1:
             widened[name] = np.pad(value * scale if value.shape == (width,) else value, (0, wide - width))
         elif name.endswith(("o_proj.weight", "down_proj.weight")):
             widened[name] = np.pad(value, ((0, added), (0, 0)))
         else:
-            widened[name] = np.pad(value, ((0, 0), (0, added)))
+            widened[name] = np.pad(value * math.sqrt(shrink) if name in normed else value, ((0, 0), (0, added)))
     widened[EMBED][:, width] = math.sqrt(width * epsilon / 2)
     widened[NORM][width] = 100.0
     head = np.zeros((config["vocab_size"], wide), dtype=np.float32)
@@ -124,7 +128,7 @@ def widen(model: Path, out: Path) -> None:
     changed = {
         "hidden_size": wide,
         "head_dim": config.get("head_dim") or width // config["num_attention_heads"],
-        "rms_norm_eps": epsilon / 2 * width / wide,
+        "rms_norm_eps": epsilon * shrink,
         "head_tokens": 0,
     }
     with atomic_dir(out, ours=ours) as temporary:
