@@ -128,12 +128,12 @@ def test_results_of_tools_reasoning_and_tools_are_counted(tmp_path: Path) -> Non
         {"messages": [asked]},
         {"messages": [asked], "tools": tools},
         {"messages": [asked, called, result], "tools": tools},
-        {"messages": [asked, thought, result]},
+        {"messages": [asked, thought, result], "chat_template_kwargs": {"enable_thinking": True}},
     ]
     file = write(tmp_path / "log.jsonl", rows)
     report = check.check(file)
     assert (report.kept, report.duplicates, report.conversations, report.results) == (4, 0, 2, 2)
-    assert (report.with_reasoning, report.with_tools) == (1, 2)
+    assert (report.with_reasoning, report.with_tools, report.with_template_options) == (1, 2, 1)
     assert "the result of a tool" in check.table(report)
     assert check.check(file, max_chars=150).kept == 3  # reasoning counts, because the model reads it
 

@@ -508,6 +508,31 @@ def test_the_tools_of_a_request(offered: dict[str, Any]) -> None:
     assert prompts({"request": {"messages": TURN, **offered}}).tools == OFFERED
 
 
+QUIET = {"enable_thinking": False}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"chat_template_kwargs": QUIET},
+        {"extra_body": {"chat_template_kwargs": QUIET}},
+        {"model_parameters": {"chat_template_kwargs": QUIET}},
+        {"optional_params": {"extra_body": {"chat_template_kwargs": QUIET}}},
+    ],
+)
+def test_the_template_options_of_a_request(given: dict[str, Any]) -> None:
+    for row in ({"messages": TURN}, {"prompt": "x"}, {"turns": ["x"]}):
+        assert prompts({**row, **given}).template_options == QUIET
+        assert prompts({"request": {**row, **given}}).template_options == QUIET
+
+
+def test_template_options_that_are_no_object_are_ignored_and_odd_texts_refused() -> None:
+    for odd in (None, "x", 3, ["enable_thinking"]):
+        assert prompts({"prompt": "x", "chat_template_kwargs": odd}).template_options == {}
+    with pytest.raises(BadRow, match="chat_template_kwargs holds a lone surrogate"):
+        prompts({"prompt": "x", "chat_template_kwargs": {"\ud800": 1}})
+
+
 @pytest.mark.parametrize(
     "tools",
     [

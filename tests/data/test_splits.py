@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -40,6 +41,22 @@ class Rows:
 
 def made(out: Path) -> tuple[list[Prompt], list[Prompt]]:
     return list(read_jsonl(out / "prompts.jsonl", Prompt)), list(read_jsonl(out / "eval.jsonl", Prompt))
+
+
+def test_template_options_are_those_of_the_run_and_of_each_request(tmp_path: Path) -> None:
+    """A request's own prevail."""
+    rows = [{"prompt": str(number)} for number in range(9)] + [
+        {"prompt": "own", "chat_template_kwargs": {"enable_thinking": True}}
+    ]
+    (tmp_path / "log.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    options = Options(eval=2, template_options='{"enable_thinking": false, "effort": "low"}')
+    splits.make_from("prompts", "raw", raw=tmp_path / "log.jsonl", out=tmp_path / "made", options=options)
+    found = {prompt.text: prompt.template_options for prompt in itertools.chain(*made(tmp_path / "made"))}
+    assert found.pop("own") == {"enable_thinking": True, "effort": "low"}
+    assert list(found.values()) == [{"enable_thinking": False, "effort": "low"}] * 9
+    for odd in ("", "[]", "{a: 1}"):
+        with pytest.raises(UserError, match="template_options is .*, no JSON object"):
+            splits.make("gsm8k", Rows("ab"), tmp_path / "other", Options(template_options=odd))
 
 
 QUESTIONS = st.lists(st.sampled_from([*"abcdefghij", ""]), max_size=30)

@@ -317,6 +317,22 @@ def test_a_template_may_leave_out_earlier_reasoning() -> None:
     assert [piece.text for piece in found if not piece.is_template] == ["a", "one", "b", "two?", "two", "5"]
 
 
+THINKS = "{% for m in messages %}{{ m.content }}|{% endfor %}{% if not (enable_thinking | default(true)) %}<think></think>{% endif %}"
+
+
+def test_options_are_variables_of_the_template() -> None:
+    assert text_of(pieces("own", HI, THINKS)) == "hi|"
+    assert text_of(pieces("own", HI, THINKS, options={"enable_thinking": False})) == "hi|<think></think>"
+    mine = {"messages": [{"role": "user", "content": "other"}], "add_generation_prompt": False, "self": 1}
+    assert text_of(pieces("own", HI, THINKS, options=mine)) == "hi|", "what the run says of a prompt prevails"
+    tokenizer = with_specials()
+    asked = dataclasses.replace(tokenizer, chat_template=THINKS)
+    plain, answers_at_once = (
+        asked.encode_prompt(HI, "own", options=given) for given in (None, {"enable_thinking": False})
+    )
+    assert asked.decode(answers_at_once) == f"{asked.decode(plain)}<think></think>"
+
+
 def transformers_text(messages: list[dict[str, Any]], template: str, tools: list[dict[str, Any]] | None = None) -> str:
     utils = pytest.importorskip("transformers.utils.chat_template_utils")
     found, _ = utils.render_jinja_template([messages], tools=tools, chat_template=template, add_generation_prompt=True)

@@ -515,6 +515,12 @@ def test_a_wrong_scale_is_refused(tmp_path, old, new, message):
             "--config: template is own, but answers.template plain",
         ),
         ({"experiments": "osd_ofline"}, "osd_ofline.*osd_offline"),
+        ({"template_options": {"a": 1}}, "--config: template_options: the template vicuna_short has none"),
+        ({"template_options": "a"}, "template_options: .*dictionary"),
+        (
+            {"scale": "shapes", "template_options": {"a": 1}},
+            "--config: template_options: scale shapes reads no requests",
+        ),
     ],
 )
 def test_wrong_config_values_are_refused(config, message):

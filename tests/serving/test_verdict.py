@@ -1228,6 +1228,7 @@ def test_a_verdict_replaces_none_of_other_settings(tmp_path: Path, monkeypatch: 
         *({"hardware": str(one)} for one in (shipped, tmp_path / "first/mine.yaml", tmp_path / "second/mine.yaml")),
         *({"trace": tmp_path / folder / "mine.jsonl"} for folder in ("first", "second")),
         *({"template": template} for template in ("plain", "own")),
+        {"template_options": '{"enable_thinking": false}'},
         {"answer_tokens": 32},
         {"scale": "smollm2"},
         {"server": "http://host:8000/v1"},
@@ -1243,7 +1244,9 @@ def test_a_verdict_replaces_none_of_other_settings(tmp_path: Path, monkeypatch: 
     assert folders[-1] == tmp_path / "out/temperature_1/template_plain" / f"hardware_{shipped}" / "load_4"
     assert run(replace(settings[1], load="4"), tmp_path / "out")[0][0] == folders[1]
     names = [name_of(one, "") for one in settings]
-    assert len({*names}) == 7, "runs of another template, top-p, limit of answers or scale record their own answers"
+    assert len({*names}) == 8, (
+        "runs of another template, options of it, top-p, limit of answers or scale record their own answers"
+    )
 
 
 @pytest.mark.parametrize(

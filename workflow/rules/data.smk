@@ -132,6 +132,7 @@ rule clean:
         seed=DATA.seed,
         profile=DATA.profile,
         on_bad_row=DATA.on_bad_row,
+        template_options=json.dumps(DATA.template_options),
         out=subpath(output.prompts, parent=True),
         code=code("data.splits"),
     message:
@@ -146,6 +147,7 @@ rule clean:
             --seed {params.seed:q} \
             --profile {params.profile:q} \
             --on-bad-row {params.on_bad_row:q} \
+            --template-options {params.template_options:q} \
             --out {params.out:q} \
             >{log:q} 2>&1
         """

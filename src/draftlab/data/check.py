@@ -44,6 +44,7 @@ COUNTED: dict[str, Callable[[Prompt], bool]] = {
     "results": lambda prompt: bool(prompt.messages[-1]["role"] == "tool"),
     "with_reasoning": lambda prompt: any("reasoning_content" in message for message in prompt.messages),
     "with_tools": lambda prompt: bool(prompt.tools),
+    "with_template_options": lambda prompt: bool(prompt.template_options),
     "rendered": lambda prompt: prompt.is_rendered,
 }
 """What is counted of the prompts, by the name of its field in ``FileSummary``."""
@@ -54,7 +55,7 @@ class FileSummary:
     """The contents of a file. ``conversations`` are prompts with messages before them, which the model reads too.
 
     Of all prompts, ``cut`` come before a message that cannot be read, ``results`` are the result of a tool, ``with_reasoning`` hold an assistant's
-    reasoning, and ``with_tools`` offer tools. ``rendered`` prompts are in a chat template already.
+    reasoning, ``with_tools`` offer tools, and ``with_template_options`` set variables of the chat template. ``rendered`` prompts are in a chat template already.
     """
 
     file: str
@@ -69,6 +70,7 @@ class FileSummary:
     results: int
     with_reasoning: int
     with_tools: int
+    with_template_options: int
     duplicates: int
     overlap: int | None
     references: int
@@ -197,6 +199,7 @@ def table(report: FileSummary) -> str:
         "the result of a tool": report.results,
         "with an assistant's reasoning": report.with_reasoning,
         "with tools to call": report.with_tools,
+        "with options of the chat template": report.with_template_options,
     }
     lines: list[tuple[str, Any]] = [
         ("file", report.file),

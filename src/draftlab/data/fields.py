@@ -24,7 +24,7 @@ class BadRow(Exception):
 class Cleaned:
     """A row's prompt, the dataset's answer if there is one, and the labels that a stream may sort by.
 
-    ``conversation`` and ``tools``: as in ``Prompt``.
+    ``conversation``, ``tools`` and ``template_options``: as in ``Prompt``.
     """
 
     text: str
@@ -32,6 +32,7 @@ class Cleaned:
     meta: dict[str, Any] = field(default_factory=dict)
     conversation: list[dict[str, Any]] = field(default_factory=list)
     tools: list[dict[str, Any]] = field(default_factory=list)
+    template_options: dict[str, Any] = field(default_factory=dict)
 
 
 def text_of(row: Row, *names: str) -> str:

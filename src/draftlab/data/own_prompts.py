@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from draftlab.data.conversations import CUT, last_request
 from draftlab.data.fields import BadRow, Cleaned, Row, as_text, items_of, labels, mapping_of, maybe_text, text_of
@@ -18,8 +20,9 @@ from draftlab.data.formats import (
 )
 from draftlab.data.logged import request_of
 from draftlab.data.messages import texts_of
+from draftlab.data.raw_rows import well_formed
 from draftlab.data.responses import answered
-from draftlab.data.tools import offered_in
+from draftlab.data.tools import offered_in, places_in
 
 
 def prompts(row: Row) -> Cleaned:
@@ -28,14 +31,19 @@ def prompts(row: Row) -> Cleaned:
     Of a conversation, the request is the last turn of the user or of a tool, and the model reads all of it up to there.
     """
     row = request_of(row)
+    return replace(_request(row), tools=offered_in(row), template_options=_template_options(row))
+
+
+def _request(row: Row) -> Cleaned:
+    """What the model reads, without tools, and the answer."""
     if row.get("images"):  # Ollama's, beside a prompt
         raise BadRow("a picture where text is expected")
     if any(place.get("previous_response_id") for place in (row, row.get("response")) if isinstance(place, Mapping)):
         raise BadRow("previous_response_id: the rest of the conversation is not in the row")
-    system, tools = _system(row), offered_in(row)
+    system = _system(row)
     if (conversation := _conversation(row)) is not None:
         request = last_request(conversation, system, answered(row))
-        return replace(request, meta={**request.meta, **labels(row)}, tools=tools)
+        return replace(request, meta={**request.meta, **labels(row)})
     if isinstance(row.get("turns"), list):
         return Cleaned(as_text(items_of(row, "turns")[0], "turns"), None, labels(row))
     field = next((name for name in PROMPT_FIELDS if isinstance(row.get(name), str | list)), None)
@@ -50,7 +58,7 @@ def prompts(row: Row) -> Cleaned:
     request = last_request([*(before[:-1] if before[-1:] == [asked] else before), asked], system)
     if CUT in request.meta:
         raise BadRow("a turn of the history cannot be read")
-    return Cleaned(request.text, answer, labels(row), request.conversation, tools)
+    return Cleaned(request.text, answer, labels(row), request.conversation)
 
 
 def _text(row: Row, field: str | None) -> str:
@@ -88,6 +96,18 @@ def _system(row: Row) -> str | None:
         parts = (text for content in said for text in texts_of(content))
         value = "\n".join(part for part in parts if isinstance(part, str))
     return as_text(value, "system") if isinstance(value, str) and value.strip() else None
+
+
+def _template_options(row: Row) -> dict[str, Any]:
+    """What a request gives the chat template beside messages and tools: ``chat_template_kwargs`` of vLLM, SGLang and llama.cpp's server.
+
+    OpenAI's client sends it in an ``extra_body``, which LiteLLM logs among the parameters.
+    """
+    found = (place.get("chat_template_kwargs") for outer in places_in(row) for place in places_in(outer))
+    options = next((value for value in found if isinstance(value, Mapping)), {})
+    if not well_formed(json.dumps(options, ensure_ascii=False)):
+        raise BadRow("chat_template_kwargs holds a lone surrogate")
+    return dict(options)
 
 
 def _history(row: Row) -> list[Mapping[str, object]]:

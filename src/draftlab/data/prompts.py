@@ -24,6 +24,7 @@ class Prompt:
 
     ``conversation`` holds all messages that the model reads, the text's last, if there are others: ``role``, ``content``, and perhaps
     ``reasoning_content`` and ``tool_calls``. ``tools`` are the schemas of what the model may call. Both are in OpenAI's format.
+    ``template_options`` are variables for the target's chat template, such as ``enable_thinking``.
     """
 
     id: str
@@ -34,6 +35,7 @@ class Prompt:
     meta: dict[str, Any] = field(default_factory=dict)
     conversation: list[dict[str, Any]] = field(default_factory=list)
     tools: list[dict[str, Any]] = field(default_factory=list)
+    template_options: dict[str, Any] = field(default_factory=dict)
 
     @property
     def messages(self) -> list[dict[str, Any]]:

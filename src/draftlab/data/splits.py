@@ -40,6 +40,8 @@ class Options:
     profile: Profile = "clean"
     on_bad_row: OnBadRow = "keep"  # keep: keep the good rows and list the bad ones; stop: stop at the first bad one
     max_chars: int = 100_000  # most characters of a prompt; a longer one is rejected; 0: any length
+    # JSON: variables for the target's chat template, such as {"enable_thinking": false}; those of a request prevail
+    template_options: str = "{}"
 
     def __post_init__(self) -> None:
         if min(self.train, self.eval, self.max_chars) < 0:
@@ -76,6 +78,7 @@ def make(dataset: str, source: DatasetSource, out: Path, options: Options) -> di
     cleaner = (cleaners.CLEANERS if clean else cleaners.OSD_REPO_CLEANERS).get(dataset)
     if cleaner is None:
         raise UserError(f"no cleaner for the dataset {dataset}", remedy="add its line to CLEANERS in data/cleaners.py")
+    given = _template_options(options.template_options)
     single = next(source.rows("eval"), None) is None
     train, evaluation = SplitCounts(), SplitCounts()
     with contextlib.ExitStack() as stack:
@@ -86,7 +89,8 @@ def make(dataset: str, source: DatasetSource, out: Path, options: Options) -> di
         def prompts(split: str, rows: Iterator[RawRow], counts: SplitCounts, known: int = 0) -> Iterator[Prompt]:
             limited = itertools.islice(rows, None if clean else OSD_LIMIT)
             cleaned = cleaners.clean(dataset, split, limited, cleaner=cleaner, max_chars=options.max_chars)
-            return _kept(cleaned, counts, options.on_bad_row, sink, known)
+            kept = _kept(cleaned, counts, options.on_bad_row, sink, known)
+            return (dataclasses.replace(prompt, template_options=given | prompt.template_options) for prompt in kept)
 
         candidates = prompts("eval", source.rows("train" if single else "eval"), evaluation)
         chosen = _choose(_distinct(candidates, evaluation, [], clean), evaluation, single, options)
@@ -146,6 +150,18 @@ def make_from(
             f"{counts['duplicates']} duplicates, {counts['overlap']} in both splits"
         )
     return summary
+
+
+def _template_options(text: str) -> dict[str, Any]:
+    """The variables for a chat template in a JSON text."""
+    try:
+        options = json.loads(text)
+    except ValueError:
+        options = None
+    if not isinstance(options, dict):
+        what = f"template_options is {text!r}, no JSON object"
+        raise UserError(what, remedy="""give one, such as '{"enable_thinking": false}'""")
+    return options
 
 
 def digest(text: str) -> int:

@@ -63,7 +63,12 @@ def _call(call: Row) -> dict[str, Any]:
     return _checked(({"id": number} if isinstance(number, str) else {}) | {"type": "function", "function": given})
 
 
-PARAMETERS = ("model_parameters", "optional_params", "toolConfig")
+PARAMETERS = ("model_parameters", "optional_params", "extra_body", "toolConfig")
+
+
+def places_in(row: Row) -> list[Row]:
+    """A request, and the parameters within it."""
+    return [row, *(row[name] for name in PARAMETERS if isinstance(row.get(name), Mapping))]
 
 
 def offered_in(row: Row) -> list[dict[str, Any]]:
@@ -71,8 +76,7 @@ def offered_in(row: Row) -> list[dict[str, Any]]:
 
     Left out is what has no schema: a name alone, and tools of the server's own.
     """
-    places = [row, *(row[name] for name in PARAMETERS if isinstance(row.get(name), Mapping))]
-    value = next((place[name] for place in places for name in ("tools", "functions") if place.get(name)), None)
+    value = next((place[name] for place in places_in(row) for name in ("tools", "functions") if place.get(name)), None)
     if isinstance(value, str):  # as tables hold them
         value = decoded(value)
     offered = []

@@ -17,7 +17,7 @@ def encoded(prompts: Path, tokenizer: Tokenizer, template: str) -> Iterator[tupl
     tokenizer.encode_prompt("?", template)  # a template that refuses every prompt is an error
     for prompt in read_jsonl(prompts, Prompt):
         try:
-            ids = tokenizer.encode_prompt(prompt.messages, template, prompt.tools)
+            ids = tokenizer.encode_prompt(prompt.messages, template, prompt.tools, prompt.template_options)
             yield prompt, ids or "no token: the tokenizer or the chat template drops the whole text"
         except UserError as error:
             yield prompt, error.what

@@ -43,11 +43,12 @@ def pieces(
     tools: Sequence[Message] = (),
     bos_token: str = "",
     eos_token: str = "</s>",
+    options: Mapping[str, Any] | None = None,
 ) -> list[Piece]:
     """Messages in a template: ``vicuna_v1.1``, ``vicuna_short``, ``plain``, ``own`` or ``rendered``. Joined, the pieces are what the model reads.
 
     ``messages`` have a role, a content, and perhaps ``reasoning_content`` and ``tool_calls``, as in OpenAI's API; ``tools`` are the schemas
-    of what the model may call.
+    of what the model may call. ``options`` are further variables of the ``own`` template, such as ``enable_thinking``.
     ``own`` is the tokenizer's Jinja template (``chat_template`` in tokenizer_config.json), rendered in a sandbox as ``transformers`` does,
     of ``messages`` in the form that it reads (``_readable``).
     ``plain`` writes a line break between two contents. Only ``own`` has a place for reasoning, calls and schemas.
@@ -77,7 +78,7 @@ def pieces(
             case "plain":
                 return "\n".join(message["content"] for message in written if message["content"])
             case "own":
-                return _rendered(jinja, written, tools, bos_token, eos_token)
+                return _rendered(jinja, written, tools, bos_token, eos_token, options or {})
         raise UserError(
             f"unknown chat template {template!r}", remedy="use vicuna_v1.1, vicuna_short, plain, own or rendered"
         )
@@ -139,18 +140,26 @@ def _vicuna(messages: Sequence[Message], system: str) -> str:
 
 
 def _rendered(
-    jinja: str | None, messages: Sequence[Message], tools: Sequence[Message], bos_token: str, eos_token: str
+    jinja: str | None,
+    messages: Sequence[Message],
+    tools: Sequence[Message],
+    bos_token: str,
+    eos_token: str,
+    options: Mapping[str, Any],
 ) -> str:
     if not jinja:
         raise UserError("the tokenizer has no chat template", remedy=f"name one: {OTHERS.removeprefix('use ')}")
     try:
         text: str = _compiled(jinja).render(
-            messages=[_with_reasoning(message) for message in messages],
-            tools=list(tools) or None,
-            documents=None,
-            add_generation_prompt=True,
-            bos_token=bos_token,
-            eos_token=eos_token,
+            {
+                **options,
+                "messages": [_with_reasoning(message) for message in messages],
+                "tools": list(tools) or None,
+                "documents": None,
+                "add_generation_prompt": True,
+                "bos_token": bos_token,
+                "eos_token": eos_token,
+            }
         )
     except Exception as error:  # it is a program: it may raise anything
         raise UserError(f"the chat template fails: {error}", remedy=OTHERS) from None

@@ -207,7 +207,8 @@ def block(
     qkv = qkv.view(*qkv.shape[:-1], -1, config.head_dim)
     turning, value = qkv[:, :, : heads + kv], qkv[:, :, heads + kv :]
     if (norm_of_heads := layer.norm_of_heads) is not None:
-        turning = F.rms_norm(turning, norm_of_heads.shape[-1:], None, eps) * norm_of_heads
+        normed = F.rms_norm(turning.float(), norm_of_heads.shape[-1:], None, eps) * norm_of_heads
+        turning = normed.to(turning.dtype)
     query, key = rotate(turning, rotations).split([heads, kv], 2)
     mixed = attend(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
     hidden = hidden + linear(mixed.transpose(1, 2).flatten(2), layer.output)

@@ -6,7 +6,7 @@ import functools
 import itertools
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,8 +46,14 @@ class Tokenizer:
         """Ids of ``text`` without bos; nothing in the text becomes a special token."""
         return list(self.backend.encode(text, add_special_tokens=False).ids)
 
-    def encode_prompt(self, asked: str | Sequence[Message], template: str, tools: Sequence[Message] = ()) -> list[int]:
-        """Ids of a user's text, or of messages that may call ``tools``, in a chat template (``models.chat.pieces``).
+    def encode_prompt(
+        self,
+        asked: str | Sequence[Message],
+        template: str,
+        tools: Sequence[Message] = (),
+        options: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Ids of a user's text, or of messages that may call ``tools``, in a chat template with ``options`` (``models.chat.pieces``).
 
         They include the special tokens that the model adds (bos for Llama, eos for T5). Apart from these, only the template's text may
         contain special tokens: ``</s>`` in a message stays text.
@@ -55,7 +61,7 @@ class Tokenizer:
         messages = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
         parts: list[str | int] = []
         jinja = self.tool_template if tools and self.tool_template else self.chat_template
-        for piece in pieces(template, messages, jinja, tools, self.bos_token, self.eos_token):
+        for piece in pieces(template, messages, jinja, tools, self.bos_token, self.eos_token, options):
             parts += self._special_pieces(piece.text) if piece.is_template else [piece.text]
         if all(isinstance(part, str) for part in parts):
             return list(self.backend.encode("".join(map(str, parts))).ids)

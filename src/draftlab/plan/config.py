@@ -23,6 +23,8 @@ from draftlab.plan.command_line import QUOTES, check_text
 from draftlab.plan.scale import MAIN, SCALES, Pair, Scale
 
 HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+(@[\w./-]+)?")
+CHANGES = ("sizes", "raw", "dataset", "target", "draft", "models", "template", "template_options", "answers")
+"""The keys that change what a scale runs."""
 DIGESTS = Path("results/.digests.json")
 """Digests of files outside the results, by path, inode, size and times."""
 
@@ -47,6 +49,10 @@ class RunConfig(Settings):
     )
     template: Template | None = Field(
         None, description="chat template for the prompts; own: the tokenizer's; rendered: they are in one already"
+    )
+    template_options: dict[str, Any] = Field(
+        {},
+        description="variables for the target's chat template, such as {enable_thinking: false}; a request's own prevail",
     )
     experiments: str | None = Field(
         None,
@@ -108,13 +114,12 @@ class RunConfig(Settings):
     @property
     def has_own_models(self) -> bool:
         """Whether the models, their sizes or their prompts may differ from the scale's, and so from those of a paper."""
-        return any((self.dataset, self.target, self.draft, self.models, self.sizes, self.template, self.answers))
+        return any(getattr(self, key) for key in CHANGES if key != "raw")
 
     @property
     def default_name(self) -> str:
         """The scale and the keys that change it: the folder of the results, if ``name`` gives no other."""
-        keys = ("sizes", "raw", "dataset", "target", "draft", "models", "template", "answers")
-        return "-".join([self.scale, *(key for key in keys if getattr(self, key))])
+        return "-".join([self.scale, *(key for key in CHANGES if getattr(self, key))])
 
 
 def check_names(words: Iterable[str]) -> None:

@@ -25,6 +25,7 @@ def check_own(settings: ScaleSettings, run: RunConfig, scale: Path) -> None:
         check_files({"raw": run.raw, "dataset": run.dataset}, run.everywhere | run.models, "--config")
         return
     unread = {"raw": run.raw, "dataset": run.dataset, "template": run.template, "answers": run.answers}
+    unread |= {"template_options": run.template_options}
     if key := next(filter(unread.get, unread), None):
         what = f"{key}: scale {run.scale} reads no requests, because its models have random weights"
         raise UserError(what, file="--config", remedy="leave it out, or choose another scale")
@@ -41,6 +42,7 @@ def with_own(settings: ScaleSettings, run: RunConfig) -> ScaleSettings:
 def _with_data(settings: ScaleSettings, run: RunConfig) -> ScaleSettings:
     """The scale with the user's raw files or prompts in place of its datasets."""
     data, pairs = settings.data, settings.pairs
+    data = data.model_copy(update={"template_options": data.template_options | run.template_options})
     if run.raw:
         folder = Path(run.raw)
 
@@ -78,6 +80,9 @@ def _with_models(scale_pairs: Mapping[str, Pair], run: RunConfig) -> dict[str, P
         answers = validated(Answers, pairs[MAIN].answers.model_dump() | run.answers, Place("--config: answers"))
         pairs[MAIN] = pairs[MAIN].model_copy(update={"answers": answers})
     _check_templates(pairs, given[MAIN].get("target", ""))
+    if run.template_options and (template := pairs[MAIN].answers.template) != "own":
+        what = f"template_options: the template {template} has none"
+        raise UserError(what, file="--config", remedy="leave them out, or give template=own")
     return pairs
 
 

@@ -79,6 +79,10 @@ class Data(Settings):
         "alimazhar-110/website_classification@main",
         description="the classifier for the method hub: a folder, or ``owner/name@revision``",
     )
+    template_options: dict[str, Any] = Field(
+        {},
+        description="variables for the target's chat template, such as {enable_thinking: false}; a request's own prevail",
+    )
     on_bad_row: Literal["keep", "stop"] = "keep"
     profile: Literal["clean", "osd_repo_2024"] = "clean"
 

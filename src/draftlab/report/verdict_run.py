@@ -67,6 +67,7 @@ def _config(settings: VerdictSettings, draft: str, name: str, folder: Path) -> l
     }
     config |= {"draft": absolute(draft)} if draft else {}
     config |= {"template": settings.template} if settings.template else {}
+    config |= {"template_options": settings.template_options} if settings.template_options else {}
     answers: dict[str, object] = {} if settings.answer_tokens is None else {"max_new_tokens": settings.answer_tokens}
     answers |= {"engine": "openai", "url": settings.server} if settings.server else {}
     answers |= settings.cuts

@@ -40,6 +40,8 @@ class VerdictSettings:
     """above temperature 0: no token less than so many times as probable as the most probable one"""
     template: Template | None = None
     """the chat template for prompts to the target; without one, its tokenizer's own"""
+    template_options: str | None = None
+    """JSON: variables for the chat template, such as {"enable_thinking": false}; those of a request prevail"""
     answer_tokens: int | None = None
     """most tokens of an answer; without one, what the scale says: 96 in traffic"""
     server: str | None = None
@@ -101,6 +103,7 @@ def name_of(settings: VerdictSettings, draft: str) -> str:
     parts += [] if settings.answer_tokens is None else [str(settings.answer_tokens)]
     parts += [f"{key}={value}" for key, value in settings.cuts.items()]
     parts += [f"template={settings.template}"] if settings.template else []
+    parts += [f"template_options={settings.template_options}"] if settings.template_options else []
     return f"verdict-{short(settings.traffic)}-{short(settings.target)}-" + _digest("\n".join(parts))
 
 
@@ -111,6 +114,7 @@ def setting_folders(settings: VerdictSettings) -> list[str]:
         "temperature": in_full(settings.temperature) if settings.temperature else None,
         **{cut: f"{value:g}" for cut, value in settings.cuts.items()},
         "template": settings.template,
+        "template_options": _digest(settings.template_options) if settings.template_options else None,
         "answer_tokens": settings.answer_tokens,
         "scale": None if settings.scale == VerdictSettings.scale else settings.scale,
         # Not its address: at another one, the same run goes on.
