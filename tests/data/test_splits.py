@@ -55,7 +55,7 @@ def test_template_options_are_those_of_the_run_and_of_each_request(tmp_path: Pat
     assert found.pop("own") == {"enable_thinking": True, "effort": "low"}
     assert list(found.values()) == [{"enable_thinking": False, "effort": "low"}] * 9
     for odd in ("", "[]", "{a: 1}"):
-        with pytest.raises(UserError, match="template_options is .*, no JSON object"):
+        with pytest.raises(UserError, match=r"template_options is .*, no JSON object"):
             splits.make("gsm8k", Rows("ab"), tmp_path / "other", Options(template_options=odd))
 
 
