@@ -1,4 +1,4 @@
-"""The loop's four verbs with an EAGLE draft: it writes one sequence from the target's states, and continues on its own."""
+"""The loop's four verbs with an EAGLE draft or a head of EAGLE-3: it writes one sequence from the target's states, and continues on its own."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from draftlab.engine.policy import Policy, Proposal, verify_block
 from draftlab.models import TokenIds
 from draftlab.models.batching import pad_rows
 from draftlab.models.eagle import Eagle
+from draftlab.models.eagle3 import Eagle3, check_prompts
 from draftlab.models.llama_decoder import LlamaDecoder
 
 
@@ -28,7 +29,7 @@ class EaglePair:
 
     def __init__(
         self,
-        draft: Eagle,
+        draft: Eagle | Eagle3,
         decoder: LlamaDecoder,
         prompts: TokenIds,
         draft_len: int,
@@ -39,13 +40,21 @@ class EaglePair:
         room, read = max_new_tokens + draft_len, [len(prompt) - 1 for prompt in prompts]
         self.drafter = draft.drafter()
         self.cache, tokens = decoder.begin(prompts, room)
+        self.cache.takes = draft.layers
         self.draft_cache, _ = self.drafter.begin(prompts, room + draft_len)
         tokens = tokens[:, : draft.context_length]  # the rest is padding
-        states = self.cache.states(tokens).view(*tokens.shape, draft.target.config.hidden_size)
+        reading = draft.of_target(self.cache, self.cache.states(tokens))
+        states = reading.view(*tokens.shape, reading.shape[-1])
         before = F.pad(states, (0, 0, 1, 0))  # before[:, t]: the state before token t
-        self.draft_cache.read(tokens, hidden=draft.inputs(tokens, before[:, :-1], own=False))
-        for cache in (self.cache, self.draft_cache):
-            cache.crop(read)
+        unread = 0
+        if isinstance(draft, Eagle3):  # it never reads the first token
+            check_prompts(prompts)
+            unread = 1
+        self.draft_cache.read(
+            tokens[:, unread:], hidden=draft.inputs(tokens[:, unread:], before[:, unread:-1], own=False)
+        )
+        self.cache.crop(read)
+        self.draft_cache.crop([length - unread for length in read])
         self.fresh = [[prompt[-1]] for prompt in prompts]
         self.unread = torch.tensor(self.fresh, device=tokens.device)
         rows = torch.arange(len(prompts), device=tokens.device)
@@ -68,7 +77,7 @@ class EaglePair:
         for place in range(length):
             if place:
                 state = self._read(tokens[-1][:, None], state[:, None], own=True)[:, -1]
-            logits = self.drafter.project(state)
+            logits = self.drafter.project(self._normed(state) if self.draft.continues_raw else state)
             if policy.is_greedy:
                 tokens.append(most_probable(logits))
                 continue
@@ -82,15 +91,18 @@ class EaglePair:
     def _read(
         self, tokens: Int[Tensor, "batch new"], before: Float[Tensor, "batch new width"], *, own: bool
     ) -> Float[Tensor, "batch new width"]:
-        """The draft's states at these tokens, given the states before them, its ``own`` or the target's."""
-        states = self.draft_cache.states(tokens, hidden=self.draft.inputs(tokens, before, own=own))
-        return states.view(*tokens.shape, -1)
+        """The draft's states at these tokens, given the states before them, its ``own`` or the target's; before the last norm if it continues on these."""
+        states = self.draft_cache.read(tokens, hidden=self.draft.inputs(tokens, before, own=own))
+        return (states if self.draft.continues_raw else self._normed(states)).view(*tokens.shape, -1)
+
+    def _normed(self, states: Float[Tensor, "rows width"]) -> Float[Tensor, "rows width"]:
+        return self.drafter.norm(states, self.drafter.last_norm)
 
     def read(self, proposal: Proposal) -> Float[Tensor, "batch 1 length+1 vocab"]:
         """Let the target read the unread token and the drafted ones; return the logits after each."""
         tokens, self.begin = torch.cat([self.unread, proposal.tokens[:, 0]], -1), self.cache.lengths
         states = self.cache.states(tokens)
-        self.states = states.view(*tokens.shape, -1)
+        self.states = self.draft.of_target(self.cache, states).view(*tokens.shape, -1)
         return self.cache.decoder.project(states).view(*tokens.shape, -1)[:, None]
 
     def verify(self, proposal: Proposal, reading: Float[Tensor, "batch 1 length+1 vocab"]) -> Verification:

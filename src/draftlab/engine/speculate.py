@@ -29,6 +29,7 @@ from draftlab.errors import UserError
 from draftlab.models import LanguageModel, TokenIds
 from draftlab.models.clock import clock_of
 from draftlab.models.eagle import Eagle
+from draftlab.models.eagle3 import Eagle3
 from draftlab.models.llama_decoder import LlamaDecoder
 from draftlab.models.medusa import Medusa
 from draftlab.models.on_target import OnTarget
@@ -117,8 +118,8 @@ def speculate(
     one model, or one per sequence; ``draft_sampling`` is that of all sequences, or of each (default: like the target). The sequences of a
     ``tree`` share prefixes; without a tree, they share nothing. A ``ConfidentTree`` grows anew for each block; its ``nodes`` are
     ``num_drafts``, because it may have as many leaves. A ``Medusa`` draft guesses a tree of depth ``draft_len`` with ``num_drafts``
-    leaves, whose siblings are distinct, as ``rrs`` and ``greedy`` expect. An ``Eagle`` or a ``ParallelDraft`` drafts one
-    sequence. An answer ends with its first end-of-text token or at exactly ``max_new_tokens``. ``UserError`` for a ``draft_len`` below 1, different vocabularies, a prompt that leaves no room, a verifier that does
+    leaves, whose siblings are distinct, as ``rrs`` and ``greedy`` expect. An ``Eagle``, an ``Eagle3`` or a ``ParallelDraft`` drafts
+    one sequence. An answer ends with its first end-of-text token or at exactly ``max_new_tokens``. ``UserError`` for a ``draft_len`` below 1, different vocabularies, a prompt that leaves no room, a verifier that does
     not fit the drafts, or sampling without a generator.
     """
     drafts = list(draft) if isinstance(draft, Sequence) else [draft]
@@ -149,7 +150,7 @@ def speculate(
         pair: BatchedPair | MedusaPair | EaglePair
         if isinstance(on_target, Medusa):
             pair = MedusaPair(on_target, decoder, texts, max_new_tokens, policy)
-        elif isinstance(on_target, Eagle):
+        elif isinstance(on_target, Eagle | Eagle3):
             assert isinstance(decoder, LlamaDecoder)
             pair = EaglePair(on_target, decoder, texts, draft_len, max_new_tokens, policy)
         elif isinstance(drafts[0], ParallelDraft):

@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 
 from draftlab.errors import UserError
 from draftlab.files.weights import weight_files
-from draftlab.models.config import LLAMAS, another_head, unsupported_settings
+from draftlab.models.config import LLAMAS, another_head, is_head, unsupported_settings
 
 Array = Float[np.ndarray, "..."]
 Shapes = dict[str, tuple[int, ...]]
@@ -83,6 +83,9 @@ def expected_shapes(config: dict[str, Any], folder: Path) -> Shapes:
     **Raises:** ``UserError``, which names ``folder``, for an architecture that llama.cpp or the GGUF export cannot represent.
     """
     kind = config.get("model_type")
+    if is_head(config):
+        what = "it is a head of EAGLE-3, which llama.cpp does not run"
+        raise UserError(what, file=folder, remedy="name experiments that only distil it: osd_epochs, osd_online")
     if kind == "t5":
         return _t5_shapes(config, folder)
     if kind in LLAMAS:

@@ -196,6 +196,11 @@ def rope_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return config.get("rope_scaling") or config.get("rope_parameters") or {}
 
 
+def is_head(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json is that of a head of EAGLE-3."""
+    return "draft_vocab_size" in config or any("Eagle3" in name for name in config.get("architectures") or ())
+
+
 def rope_scaling_of(config: Mapping[str, Any]) -> RopeScaling | None:
     """How positions are stretched; None if they are not."""
     rope = rope_of(config)

@@ -22,9 +22,11 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from draftlab.errors import UserError
 from draftlab.models import LanguageModel, TokenIds
 from draftlab.models.batching import pad_requests
-from draftlab.models.llama_decoder import LlamaDecoder
+from draftlab.models.eagle3 import Eagle3, Eagle3Head
+from draftlab.models.llama_decoder import LlamaCache, LlamaDecoder
 from draftlab.models.on_target import OnTarget, as_llama
 from draftlab.models.parallel_draft import ParallelDraft, masked, new_mask
 from draftlab.models.places import ByPlace, checked_depth, logits_by_place
@@ -33,6 +35,9 @@ from draftlab.models.products import linear
 
 class Eagle(ByPlace, OnTarget):
     """A ``draft`` on the states of a target. ``depth``: the tokens of a block that it is trained and replayed for; longer blocks can be decoded."""
+
+    layers = ()
+    continues_raw = False
 
     def __init__(self, draft: LanguageModel, target: LanguageModel, depth: int, *, parallel: bool = False) -> None:
         super().__init__(target)
@@ -71,6 +76,10 @@ class Eagle(ByPlace, OnTarget):
         first, later = self.inputs(tokens, before, own=False), from_own if self.mask is None else masked(self.mask)
         return logits_by_place(self.draft, first, later, self.depth, positions.to(self.device))
 
+    def of_target(self, cache: LlamaCache, states: Float[Tensor, "rows width"]) -> Float[Tensor, "rows width"]:
+        """What it reads of the target: the ``states`` that this projects on the vocabulary."""
+        return states
+
     def drafter(self) -> LlamaDecoder:
         """The draft, laid out for decoding; ``decoder`` is the target's."""
         return self.draft.decoder()
@@ -78,6 +87,11 @@ class Eagle(ByPlace, OnTarget):
 
 def of_blocks(draft: LanguageModel, target: LanguageModel | None, depth: int, *, parallel: bool) -> LanguageModel:
     """The draft on the states of a ``target``, if there is one; one that proposes a block in one pass, if it is ``parallel``."""
+    if isinstance(draft, Eagle3Head):
+        assert target is not None, "a head is always on a target"
+        if parallel:
+            raise UserError("a head of EAGLE-3 drafts token after token", remedy="leave parallel out")
+        return Eagle3(draft, target, depth)
     if target is not None:
         return Eagle(draft, target, depth, parallel=parallel)
     return ParallelDraft(draft, depth) if parallel else draft

@@ -18,7 +18,7 @@ from draftlab.files.json_files import write_json
 from draftlab.files.packages import package_of
 from draftlab.files.seals import content_digest, seal
 from draftlab.files.weights import is_gguf, parameter_count
-from draftlab.models.config import TOOL_TEMPLATE, context_of, copy_files
+from draftlab.models.config import TOOL_TEMPLATE, context_of, copy_files, is_head, read_config
 from draftlab.models.pickled import PICKLED, PICKLED_INDEX, convert
 
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
@@ -34,10 +34,10 @@ TOKENIZER = (
 LAYOUT = "use a model in the Hugging Face layout"
 
 
-def copy_model(name: str, out: Path) -> None:
+def copy_model(name: str, out: Path, tokenizer: Path | None = None) -> None:
     """Make ``out`` the model ``name``: a folder, a GGUF file, ``package:NAME``, or ``owner/name[@revision]`` of the hub.
 
-    The weights of a local folder are linked.
+    The weights of a local folder are linked. A head of EAGLE-3 without a tokenizer gets that of the folder ``tokenizer``.
     """
     name = _without_package(name)
     check_outside(name, out)
@@ -52,6 +52,8 @@ def copy_model(name: str, out: Path) -> None:
         for pattern in WEIGHTS:
             for path in sorted(source.glob(pattern)):
                 link(path.resolve(), folder / path.name)
+        if tokenizer and not (source / "tokenizer.json").is_file() and is_head(read_config(source)):
+            copy_files(tokenizer, folder, [file for file in TOKENIZER if file != "config.json"])
         _copy_tokenizer(source, folder, name)
         seal(folder)
 

@@ -15,10 +15,10 @@ masters, and the residual stream stays in float32.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -63,6 +63,7 @@ class LlamaConfig:
     qkv_bias: bool = False  # as Qwen2 has
     qk_norm: bool = False  # as Qwen3 has
     pard_token: int | None = None  # what a parallel draft reads for a token that is not known yet
+    on_states: bool = False  # the first layer reads a state beside each embedding, as EAGLE-3's does
 
     def __post_init__(self) -> None:
         if not self.head_dim:
@@ -77,12 +78,13 @@ class LlamaConfig:
 class Layer(nn.Module):
     """The weights of one layer; ``block`` says what they do."""
 
-    def __init__(self, config: LlamaConfig) -> None:
+    def __init__(self, config: LlamaConfig, on_states: bool) -> None:
         super().__init__()
         width, dim, inner = config.hidden_size, config.head_dim, config.intermediate_size
         heads, kv = config.num_attention_heads, config.num_key_value_heads
         self.input_norm = nn.Parameter(torch.ones(width))
-        self.qkv = nn.Parameter(torch.empty((heads + 2 * kv) * dim, width))
+        self.state_norm = nn.Parameter(torch.ones(width)) if on_states else None
+        self.qkv = nn.Parameter(torch.empty((heads + 2 * kv) * dim, 2 * width if on_states else width))
         self.qkv_bias = nn.Parameter(torch.zeros((heads + 2 * kv) * dim)) if config.qkv_bias else None
         self.query_norm = nn.Parameter(torch.ones(dim)) if config.qk_norm else None
         self.key_norm = nn.Parameter(torch.ones(dim)) if config.qk_norm else None
@@ -90,6 +92,16 @@ class Layer(nn.Module):
         self.mlp_norm = nn.Parameter(torch.ones(width))
         self.gate_up = nn.Parameter(torch.empty(2 * inner, width))
         self.down = nn.Parameter(torch.empty(width, inner))
+
+    def normed(
+        self, hidden: Float[Tensor, "batch len *width"], eps: float
+    ) -> tuple[Float[Tensor, "batch len *width"], Float[Tensor, "batch len width"]]:
+        """What query, key and value are made of, and the residual stream: of a layer on states, both halves, and the second."""
+        if self.state_norm is None:
+            return F.rms_norm(hidden, self.input_norm.shape, self.input_norm, eps), hidden
+        token, state = hidden.chunk(2, -1)
+        normed = (F.rms_norm(x, w.shape, w, eps) for x, w in ((token, self.input_norm), (state, self.state_norm)))
+        return torch.cat([*normed], -1), state
 
     @property
     def norm_of_heads(self) -> Float[Tensor, "heads dim"] | None:
@@ -109,7 +121,8 @@ class Llama(nn.Module):
         self.config = config
         with torch.device(device or "cpu"):
             self.embed = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
-            layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
+            on_states = (config.on_states and not number for number in range(config.num_hidden_layers))
+            layers = nn.ModuleList(Layer(config, each) for each in on_states)
             self.layers = cast("list[Layer]", layers)
             self.norm = nn.Parameter(torch.ones(config.hidden_size))
             if not config.tie_word_embeddings:
@@ -159,6 +172,18 @@ class Llama(nn.Module):
             hidden = hidden.flatten(0, 1)[positions]
         return F.rms_norm(hidden, self.norm.shape, self.norm, config.rms_norm_eps)
 
+    def states_before(
+        self, tokens: Int[Tensor, "batch len"], layers: Sequence[int]
+    ) -> Float[Tensor, "batch len states"]:
+        """The residual stream before each of these ``layers``, which ascend, side by side."""
+        rotations = rotation_table(self.config, self.device)[: tokens.shape[1], None]
+        hidden, found = F.embedding(tokens, self.embed), list[Tensor]()
+        for number, layer in enumerate(self.layers[: layers[-1] + 1]):
+            found += [hidden] * layers.count(number)
+            if number < layers[-1]:
+                hidden = block(hidden, layer, rotations, self.config)
+        return torch.cat(found, -1)
+
     def answer_logits(
         self, prompts: TokenIds, answers: TokenIds, where: Int[Tensor, " chosen"] | None = None
     ) -> Float[Tensor, "positions vocab"]:
@@ -203,32 +228,35 @@ def block(
 ) -> Float[Tensor, "batch len width"]:
     """One pre-norm layer: attention (query, key, value: batch heads len dim), then SwiGLU, each added to the residual stream."""
     heads, kv, eps = config.num_attention_heads, config.num_key_value_heads, config.rms_norm_eps
-    qkv = linear(F.rms_norm(hidden, layer.input_norm.shape, layer.input_norm, eps), layer.qkv, layer.qkv_bias)
+    normed, hidden = layer.normed(hidden, eps)
+    qkv = linear(normed, layer.qkv, layer.qkv_bias)
     qkv = qkv.view(*qkv.shape[:-1], -1, config.head_dim)
     turning, value = qkv[:, :, : heads + kv], qkv[:, :, heads + kv :]
     if (norm_of_heads := layer.norm_of_heads) is not None:
-        normed = F.rms_norm(turning.float(), norm_of_heads.shape[-1:], None, eps) * norm_of_heads
-        turning = normed.to(turning.dtype)
-    query, key = rotate(turning, rotations).split([heads, kv], 2)
+        turning = (F.rms_norm(turning.float(), norm_of_heads.shape[-1:], None, eps) * norm_of_heads).to(turning.dtype)
+    query, key = torch.split(rotate(turning, rotations), [heads, kv], 2)
     mixed = attend(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
     hidden = hidden + linear(mixed.transpose(1, 2).flatten(2), layer.output)
     gate, up = linear(F.rms_norm(hidden, layer.mlp_norm.shape, layer.mlp_norm, eps), layer.gate_up).chunk(2, -1)
     return hidden + linear(F.silu(gate) * up, layer.down)
 
 
+def llama_config(given: Mapping[str, Any]) -> LlamaConfig:
+    """The config of our Llama from that of a Hugging Face folder of a family in ``LLAMAS``."""
+    given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    fields = {"num_key_value_heads": given["num_attention_heads"]}
+    fields |= {name: value for name, value in given.items() if value is not None}
+    fields |= {"rope_theta": rope_of(given).get("rope_theta") or given.get("rope_theta") or 10000.0}
+    fields |= {"rope_scaling": rope_scaling_of(given)}
+    fields |= {"qkv_bias": given.get("model_type") == "qwen2", "qk_norm": given.get("model_type") == "qwen3"}
+    names = {field.name for field in dataclasses.fields(LlamaConfig)}
+    return LlamaConfig(**{name: value for name, value in fields.items() if name in names})
+
+
 def load(folder: Path | str, dtype: torch.dtype = torch.float32, device: torch.device | None = None) -> Llama:
     """Read a folder of a family in ``LLAMAS``; a ``UserError`` names what is missing, damaged or has the wrong shape."""
     folder = Path(folder)
-    fields = read_config(folder)
-    rope = rope_of(fields)
-    given = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
-    fields = {"num_key_value_heads": fields["num_attention_heads"]}
-    fields |= {name: value for name, value in given.items() if value is not None}
-    fields |= {"rope_theta": rope.get("rope_theta") or given.get("rope_theta") or 10000.0}
-    fields |= {"rope_scaling": rope_scaling_of(fields)}
-    fields |= {"qkv_bias": fields.get("model_type") == "qwen2", "qk_norm": fields.get("model_type") == "qwen3"}
-    names = {field.name for field in dataclasses.fields(LlamaConfig)}
-    config = LlamaConfig(**{name: value for name, value in fields.items() if name in names})
+    config = llama_config(read_config(folder))
     model = Llama(config, torch.device("meta"))
     tensors = read_weights(folder, device or torch.device("cpu"))
     if config.tie_word_embeddings and has_another_head(tensors):

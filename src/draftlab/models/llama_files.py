@@ -52,6 +52,8 @@ def to_hub(model: Llama) -> dict[str, Tensor]:
             "mlp.down_proj": layer.down,
         }
         tensors |= {f"model.layers.{number}.{name}.weight": tensor for name, tensor in parts.items()}
+        if layer.state_norm is not None:
+            tensors[f"model.layers.{number}.hidden_norm.weight"] = layer.state_norm
         if layer.query_norm is not None and layer.key_norm is not None:
             tensors[f"model.layers.{number}.self_attn.q_norm.weight"] = apart(layer.query_norm, dim)
             tensors[f"model.layers.{number}.self_attn.k_norm.weight"] = apart(layer.key_norm, dim)
@@ -85,6 +87,8 @@ def from_hub(config: LlamaConfig, tensors: dict[str, Tensor]) -> dict[str, Tenso
             biases = [take(f"model.layers.{number}.self_attn.{name}_proj.bias") for name in "qkv"]
             biases[:2] = [together(bias, config.head_dim) for bias in biases[:2]]
             state[f"layers.{number}.qkv_bias"] = torch.cat(biases)
+        if config.on_states and not number:
+            state[f"layers.{number}.state_norm"] = take(part("hidden_norm"))
         if config.qk_norm:
             for name in ("query", "key"):
                 norm = take(part(f"self_attn.{name[0]}_norm"))

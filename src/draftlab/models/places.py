@@ -72,27 +72,37 @@ def checked_depth(depth: int) -> int:
 
 
 def logits_by_place(
-    draft: Llama, first: Float[Tensor, "batch len width"], later: Later, places: int, positions: Int[Tensor, " chosen"]
+    draft: Llama,
+    first: Float[Tensor, "batch len *width"],
+    later: Later,
+    places: int,
+    positions: Int[Tensor, " chosen"],
+    *,
+    continues_raw: bool = False,
 ) -> Float[Tensor, "places chosen head"]:
-    """Logits at these positions of the flattened batch in each pass, of the tokens of the draft's head. The first pass reads ``first``."""
+    """Logits at these positions of the flattened batch in each pass, of the tokens of the draft's head. The first pass reads ``first``.
+
+    With ``continues_raw``, the states that ``later`` gets are those before the last norm.
+    """
     config, table, length = draft.config, rotation_table(draft.config, draft.device), first.shape[1]
     seen = [_Seen() for _ in draft.layers]
+
+    found: list[Tensor] = []
 
     def states_of(hidden: Tensor, rotations: Tensor, attends: Sequence[Attend]) -> Tensor:
         for layer, attend in zip(draft.layers, attends, strict=True):
             hidden = block(hidden, layer, rotations, config, attend)
-        return F.rms_norm(hidden, draft.norm.shape, draft.norm, config.rms_norm_eps)
+        states = F.rms_norm(hidden, draft.norm.shape, draft.norm, config.rms_norm_eps)
+        found.append(linear(states.flatten(0, 1)[positions], draft.vocab_weight))
+        return hidden if continues_raw else states
 
     states = states_of(first, table[:length, None], [one.first for one in seen])
-    found = [linear(states.flatten(0, 1)[positions], draft.vocab_weight)]
     window, positions = _window(positions, len(first), length, places - 1)
     before = _before(states).gather(1, window[..., None].expand(-1, -1, states.shape[-1]))
     for place in range(1, places):
         unseen = torch.arange(length, device=window.device) > window[:, None, :, None] - place
         attends = [functools.partial(one.later, unseen=unseen) for one in seen]
-        states = states_of(later(window, before), table[window][:, :, None], attends)
-        found.append(linear(states.flatten(0, 1)[positions], draft.vocab_weight))
-        before = _before(states)
+        before = _before(states_of(later(window, before), table[window][:, :, None], attends))
     return torch.stack(found)
 
 

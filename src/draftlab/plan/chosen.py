@@ -8,6 +8,7 @@ from pathlib import Path
 from draftlab.core.settings import Dataset
 from draftlab.errors import UserError
 from draftlab.files.yaml_files import Place
+from draftlab.models.config import is_head, read_config
 from draftlab.plan.config import RunConfig
 from draftlab.plan.experiment import Experiment, load_experiment, place
 from draftlab.plan.scale import MAIN, ScaleSettings
@@ -17,6 +18,8 @@ from draftlab.train.settings import Training
 
 ON_ADAPTATION = ("osd_offline", "osd_latency_dataset")
 """The experiments of a run on the user's prompts that names none: would an adapted draft help on them?"""
+WITH_HEAD = ("osd_offline", "osd_online")
+"""The same where the draft is a head of EAGLE-3, which llama.cpp does not run."""
 
 
 def experiments_of(
@@ -46,8 +49,9 @@ def _choose(
 ) -> list[str]:
     """The names of the experiments of a run; only an experiment that the user names must be able to run."""
     datasets = set(settings.every_dataset)
-    if run.asks_only_about_adaptation and all(name in at_scale for name in ON_ADAPTATION):
-        return list(ON_ADAPTATION)
+    adaptation = WITH_HEAD if _has_head(run) else ON_ADAPTATION
+    if run.asks_only_about_adaptation and all(name in at_scale for name in adaptation):
+        return list(adaptation)
     if run.experiments in ("all", "reproduction", None):
         return [
             name
@@ -99,6 +103,12 @@ def shows_adaptation(variant: Variant) -> bool:
     """Whether a variant shows what adaptation does: it has the original draft, or distils the draft that is kept and timed."""
     method = variant.labels.get("method")
     return method in (None, "original", getattr(variant.settings, "save", None)) and variant.settings.seed == 0
+
+
+def _has_head(run: RunConfig) -> bool:
+    """Whether the user's draft is the folder of a head of EAGLE-3; False for one on the hub, which is not known yet."""
+    draft = run.draft or run.models.get("draft") or run.models.get(f"{MAIN}.draft") or ""
+    return (Path(draft) / "config.json").is_file() and is_head(read_config(draft))
 
 
 def _has_other_models(experiment: Experiment, run: RunConfig, settings: ScaleSettings) -> bool:

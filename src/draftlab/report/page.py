@@ -180,10 +180,10 @@ def _size(path: Path) -> tuple[int, ...]:
 
 def _token_view(path: Path) -> TokenView | None:
     """Read the token view of a run; None if the run has none."""
-    if not path.exists():
+    if not path.exists() or (view := read_json(path)) is None:
         return None
     try:
-        return TokenView.model_validate(read_json(path))
+        return TokenView.model_validate(view)
     except ValidationError as error:
         fault = error.errors()[0]
         what = f"not a token view: {'.'.join(map(str, fault['loc']))}: {fault['msg']}"

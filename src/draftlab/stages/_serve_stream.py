@@ -23,6 +23,7 @@ from draftlab.files.json_files import read_jsonl, write_json
 from draftlab.files.machine import peak_mb
 from draftlab.models import LanguageModel
 from draftlab.models.eagle import of_blocks
+from draftlab.models.eagle3 import Eagle3Head
 from draftlab.train import online
 from draftlab.train.folders import Folders
 from draftlab.train.learning import Effort, train
@@ -79,8 +80,10 @@ def _measure(
 ) -> tuple[pd.DataFrame, Effort]:
     """Prepare one draft, then let it serve the requests at its ``places``, or measure it on the held-out requests of its class."""
     folders = _folders(inputs, bench)
-    target = folders.target(settings.device, inputs.dtype) if settings.reads_target else None
-    draft = of_blocks(folders.draft(settings), target, settings.draft_len, parallel=settings.parallel)
+    fresh = folders.draft(settings)
+    reads_target = settings.reads_target or isinstance(fresh, Eagle3Head)
+    target = folders.target(settings.device, inputs.dtype) if reads_target else None
+    draft = of_blocks(fresh, target, settings.draft_len, parallel=settings.parallel)
     traffic = stream.take(places) if name else stream
     # A draft is never measured on requests that it was distilled on.
     known = range(part_of(len(traffic), settings.warm_share) if settings.warm_on == "stream" else 0)

@@ -61,8 +61,10 @@ MEASURES = ALPHAS | {
 def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.DataFrame, Facts]:
     """Distil and measure one variant, and keep its draft in ``out/draft`` if it is the one to save."""
     from draftlab.engine.answers import loops
+    from draftlab.errors import UserError
     from draftlab.files.atomic import is_first_process
     from draftlab.models.eagle import of_blocks
+    from draftlab.models.eagle3 import ALONE, Eagle3Head
     from draftlab.models.places import ByPlace
     from draftlab.train import parallel
     from draftlab.train.folders import Folders
@@ -75,10 +77,13 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     recorded, held_out = (
         folders.recorded(settings.dataset, split, settings.temperature) for split in ("train", "eval")
     )
-    needs_target = settings.sample_source in LIVE or settings.live or settings.reads_target
+    fresh = folders.draft(settings)
+    reads_target = settings.reads_target or isinstance(fresh, Eagle3Head)
+    if reads_target and settings.sample_source in LIVE:
+        raise UserError(f"{ALONE}, and writes no answers alone", remedy="set sample_source to teacher")
+    needs_target = settings.sample_source in LIVE or settings.live or reads_target
     target = folders.target(settings.device, inputs.dtype) if needs_target else None
-    of_target = target if settings.reads_target else None
-    draft = of_blocks(folders.draft(settings), of_target, settings.longest, parallel=settings.parallel)
+    draft = of_blocks(fresh, target if reads_target else None, settings.longest, parallel=settings.parallel)
     eos_ids = folders.tokenizer.eos_ids
     scene = Scene(draft, recorded, target, inputs.max_new_tokens, eos_ids, settings.sample_batch)
     rows, effort = distil(scene, held_out, settings, checkpoint=bench.checkpoint())

@@ -156,7 +156,7 @@ def make_draft(
         hub.check_outside(str(target), out)
     encoder = load_tokenizer(tokenizer)
     if recipe.model:
-        hub.copy_model(recipe.model, out)
+        hub.copy_model(recipe.model, out, tokenizer)
         shared_tokenizer(tokenizer, out)
         check_content(recipe.model, content)
         return

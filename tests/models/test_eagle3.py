@@ -1,0 +1,304 @@
+"""Heads of EAGLE-3 as they are released: against the definition, in the loop, along records, as learners, and in their files."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+import math
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from draftlab.conformance import Budget, check_samples
+from draftlab.core.sampling import Sampling
+from draftlab.engine.generate import generate
+from draftlab.engine.recording import record
+from draftlab.engine.replay import replay
+from draftlab.engine.speculate import speculate
+from draftlab.errors import UserError
+from draftlab.files.json_files import read_object, write_json
+from draftlab.models import load_model
+from draftlab.models.config import is_head, read_config
+from draftlab.models.eagle import of_blocks
+from draftlab.models.eagle3 import Eagle3, Eagle3Head, states_read
+from draftlab.models.gguf import export
+from draftlab.models.llama import Llama
+from draftlab.stages.offline import Settings as Offline
+from draftlab.train.learning import train
+from draftlab.train.sources import Scene
+from draftlab.train.trimmed_head import coverage, kept_by
+from tests.engine.test_speculate import EOS
+from tests.engine.test_speculate import TARGET as SMALL
+from tests.models.test_medusa import second_tokens
+
+LEARNS = Offline(dataset="toy", epochs=1, batch=3, learning_rate=1e-2)
+PROMPTS = [[1, 2], *([1, 2, 3, *range(5, 6 + i % 5), 7 + i] for i in range(7))]
+KEPT = [0, 2, 3, 5, 6, *range(9, 34)]
+CONFIG = {  # as SpecForge writes it
+    "architectures": ["LlamaForCausalLMEagle3"], "attention_bias": False, "bos_token_id": 1, "draft_vocab_size": 30,
+    "eos_token_id": 2, "head_dim": 6, "hidden_act": "silu", "hidden_size": 16, "intermediate_size": 24,
+    "max_position_embeddings": 2048, "model_type": "llama", "num_attention_heads": 4, "num_hidden_layers": 1,
+    "num_key_value_heads": 2, "pad_token_id": 0, "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 10000,
+    "tie_word_embeddings": True, "torch_dtype": "bfloat16", "vocab_size": 40,
+}  # fmt: skip
+SHAPES = {
+    "midlayer.self_attn.q_proj.weight": (24, 32),
+    "midlayer.self_attn.k_proj.weight": (12, 32),
+    "midlayer.self_attn.v_proj.weight": (12, 32),
+    "midlayer.self_attn.o_proj.weight": (16, 24),
+    "midlayer.mlp.gate_proj.weight": (24, 16),
+    "midlayer.mlp.up_proj.weight": (24, 16),
+    "midlayer.mlp.down_proj.weight": (16, 24),
+    "midlayer.hidden_norm.weight": (16,),
+    "midlayer.input_layernorm.weight": (16,),
+    "midlayer.post_attention_layernorm.weight": (16,),
+    "fc.weight": (16, 48),
+    "norm.weight": (16,),
+    "lm_head.weight": (30, 16),
+}
+
+
+def deep(vocab: int = 40, seed: int = 5) -> Llama:
+    """A target of seven layers, in which every one matters."""
+    model = Llama(replace(SMALL.config, num_hidden_layers=7, vocab_size=vocab))
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.normal_(std=0.5 if weight.ndim == 2 else 0.2, generator=generator)
+            weight.add_(1 if weight.ndim == 1 else 0)
+    return model
+
+
+TARGET = deep()
+
+
+def tensors(generator: torch.Generator) -> dict[str, Tensor]:
+    """Weights to which everything that a head reads matters."""
+    made = {
+        name: torch.randn(shape, generator=generator) * 0.4 + (1 if len(shape) == 1 else 0)
+        for name, shape in SHAPES.items()
+    }
+    kept = torch.tensor(KEPT)
+    among = torch.zeros(40, dtype=torch.bool)
+    among[kept] = True
+    return made | {"d2t": kept - torch.arange(30), "t2d": among}
+
+
+def released(folder: Path, changed: dict[str, Any] | None = None, **config: Any) -> Path:
+    """A folder as it is released: without a tokenizer and without an embedding."""
+    folder.mkdir(parents=True)
+    write_json(folder / "config.json", CONFIG | config)
+    every = tensors(torch.Generator().manual_seed(3)) | (changed or {})
+    save_file({name: value for name, value in every.items() if value is not None}, folder / "model.safetensors")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return released(tmp_path_factory.mktemp("eagle3") / "head")
+
+
+def on_target(folder: Path, depth: int = 3, target: Llama = TARGET) -> Eagle3:
+    head = load_model(folder)
+    assert isinstance(head, Eagle3Head)
+    found = of_blocks(head, target, depth, parallel=False)
+    assert isinstance(found, Eagle3)
+    return found
+
+
+def records(sampling: Sampling | None = None, prompts: list[list[int]] = PROMPTS):
+    options = {"sampling": sampling, "generator": torch.Generator().manual_seed(3)} if sampling else {}
+    requests = [(str(i), p) for i, p in enumerate(prompts)]
+    return record(TARGET, requests, max_new_tokens=20, eos_ids=[EOS], **options)
+
+
+def norm(x: Tensor, weight: Tensor) -> Tensor:
+    return x * (x.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * weight
+
+
+def turned(heads: Tensor, dim: int) -> Tensor:
+    """Rotary positions as Hugging Face's checkpoints have them: the two halves of a head."""
+    angles = torch.outer(torch.arange(len(heads)), 10000.0 ** (-torch.arange(0, dim, 2) / dim)).repeat(1, 2)
+    first, second = heads.chunk(2, -1)
+    return heads * angles.cos()[:, None] + torch.cat([-second, first], -1) * angles.sin()[:, None]
+
+
+@functools.cache
+def their_target() -> Any:
+    """The target in transformers, whose hidden states are the streams before each layer."""
+    with tempfile.TemporaryDirectory() as folder:
+        TARGET.save(Path(folder) / "target")
+        return AutoModelForCausalLM.from_pretrained(Path(folder) / "target", dtype=torch.float32)
+
+
+@torch.no_grad()
+def by_definition(weights: dict[str, Tensor], text: list[int], depth: int) -> Tensor:
+    """Logits of what follows ``text``, whose last ``depth`` tokens the target has not read, over the whole vocabulary."""
+    known = torch.tensor([text[: len(text) - depth]])
+    streams = their_target()(known, output_hidden_states=True).hidden_states
+    fused = torch.cat([streams[layer][0] for layer in (2, 3, 4)], -1) @ weights["fc.weight"].T
+    states = list(fused)
+    tokens = text[1:]
+    part = {name.removeprefix("midlayer."): value for name, value in weights.items()}
+    for number in range(len(tokens)):  # the head's own states follow those of the target, one after the other
+        embeds = TARGET.embed[torch.tensor(tokens[: number + 1])]
+        before = torch.stack(states[: number + 1])
+        read = torch.cat([norm(embeds, part["input_layernorm.weight"]), norm(before, part["hidden_norm.weight"])], -1)
+        query, key, value = ((read @ part[f"self_attn.{name}_proj.weight"].T).view(number + 1, -1, 6) for name in "qkv")
+        query, key = turned(query, 6), turned(key, 6).repeat_interleave(2, 1)
+        scores = torch.einsum("qhd,khd->hqk", query, key) / math.sqrt(6)
+        scores = scores.masked_fill(torch.ones(number + 1, number + 1).triu(1).bool(), -torch.inf)
+        mixed = torch.einsum("hqk,khd->qhd", scores.softmax(-1), value.repeat_interleave(2, 1)).flatten(1)
+        hidden = before + mixed @ part["self_attn.o_proj.weight"].T
+        inner = norm(hidden, part["post_attention_layernorm.weight"])
+        gate = torch.nn.functional.silu(inner @ part["mlp.gate_proj.weight"].T)
+        out = hidden + (gate * (inner @ part["mlp.up_proj.weight"].T)) @ part["mlp.down_proj.weight"].T
+        if number + 1 == len(states):
+            states.append(out[-1])
+    logits = torch.full((40,), -torch.inf)
+    logits[torch.arange(30) + weights["d2t"]] = norm(out[-1], weights["norm.weight"]) @ weights["lm_head.weight"].T
+    return logits
+
+
+def test_each_prediction_is_that_of_the_definition(folder: Path) -> None:
+    """The d-th prediction of a token has d - 1 places after the last state of the target."""
+    model, text = on_target(folder), [1, 4, 7, 5, 9, 6, 8, 3]
+    weights = load_file(folder / "model.safetensors")
+    with torch.no_grad():
+        found = model.answer_logits([text[:4], text[:5]], [text[4:], text[5:]])
+    assert found.shape == (3, 7, 40)
+    for depth, (row, place) in itertools.product(range(1, 4), enumerate([4, 5, 6, 7, 5, 6, 7])):
+        wanted = by_definition(weights, text[:place], depth)
+        assert wanted.isfinite().sum() == 30
+        torch.testing.assert_close(found[depth - 1, row], wanted, atol=1e-4, rtol=1e-4)
+
+
+def learnt(folder: Path) -> Eagle3:
+    model = on_target(folder)
+    train(Scene(model, records()), range(len(PROMPTS)), 120, LEARNS)
+    return model
+
+
+@pytest.mark.parametrize("batch", [1, 3, None])
+def test_greedy_text_is_the_targets_and_replay_counts_what_live_decoding_counts(
+    folder: Path, batch: int | None
+) -> None:
+    model, prompts = learnt(folder), [*PROMPTS, *([1, 5 + i % 7, 9 + i % 11, 3 + i % 5] for i in range(30))]
+    options = {"max_new_tokens": 20, "eos_ids": [EOS], "batch": batch}
+    found = speculate(TARGET, model, prompts, draft_len=3, **options).traces
+    assert [trace.answer_ids for trace in found] == generate(TARGET, prompts, **options)
+    walked = replay(model, records(prompts=prompts), 3)
+    assert walked.blocks.tolist() == [len(trace.emitted) for trace in found]
+    assert walked.accepted.tolist() == [sum(trace.accepted) for trace in found]
+    assert 0 < walked.accepted.sum() < walked.visited.sum()
+
+
+def test_sampled_text_follows_the_targets_distribution(tmp_path: Path) -> None:
+    target = deep(6)
+    kept = torch.tensor([0, 1, 3, 5])
+    among = torch.tensor([True, True, False, True, False, True])
+    changed = {"lm_head.weight": torch.randn(4, 16), "d2t": kept - torch.arange(4), "t2d": among}
+    model = on_target(released(tmp_path / "head", changed, draft_vocab_size=4, vocab_size=6), 2, target)
+    options = {"sampling": Sampling(1.0), "generator": torch.Generator().manual_seed(0), "draft_len": 2}
+    drawn = itertools.islice(second_tokens(target, model, [1, 2, 3, 5], **options), 5000)
+    assert check_samples(drawn, Budget(5000, 1e-3, 0)).lossless
+
+
+def test_it_learns_on_traffic_and_leaves_target_and_embedding_alone(folder: Path) -> None:
+    before = [weight.clone() for weight in TARGET.parameters()]
+    untrained, model = on_target(folder), learnt(folder)
+    assert replay(model, records(), 3).accepted.sum() >= 2 * replay(untrained, records(), 3).accepted.sum()
+    fresh = dict(untrained.named_parameters())
+    for name, weight in model.named_parameters():
+        assert torch.equal(weight, fresh[name]) == (name == "draft.embed"), name
+    assert all(torch.equal(a, b) for a, b in zip(before, TARGET.parameters(), strict=True))
+    assert kept_by(model) is model.draft.kept
+    assert coverage(model, [[2, 3, 4, 5]]) == 0.75
+    other = copy.deepcopy(model)
+    assert other.target is model.target
+
+
+def test_it_is_saved_as_it_was_released(folder: Path, tmp_path: Path) -> None:
+    on_target(folder).save(tmp_path / "same")
+    assert read_object(tmp_path / "same/config.json") == read_object(folder / "config.json")
+    ours, theirs = (load_file(each / "model.safetensors") for each in (tmp_path / "same", folder))
+    assert ours.keys() == theirs.keys()
+    for name, value in theirs.items():
+        torch.testing.assert_close(ours[name], value)
+    model = learnt(folder)
+    model.save(tmp_path / "learnt")
+    again, text = on_target(tmp_path / "learnt"), ([[1, 2, 3]], [[4, 5, 6]])
+    with torch.no_grad():
+        torch.testing.assert_close(again.answer_logits(*text), model.answer_logits(*text))
+
+
+def test_other_forms_that_are_released(folder: Path, tmp_path: Path) -> None:
+    """The name of the layer in vLLM's files, an embedding of its own, and a head for the whole vocabulary."""
+    text = ([[1, 2, 3]], [[4, 5, 6]])
+    named = tmp_path / "named"
+    released(named)
+    weights = load_file(folder / "model.safetensors")
+    save_file(
+        {name.replace("midlayer", "layers.0"): value for name, value in weights.items()}, named / "model.safetensors"
+    )
+    embed = torch.randn(40, 16)
+    own = released(tmp_path / "own", {"embed_tokens.weight": embed})
+    changed = {"lm_head.weight": torch.randn(40, 16), "d2t": None, "t2d": None}
+    whole = released(tmp_path / "whole", changed, draft_vocab_size=40)
+    with torch.no_grad():
+        expected = on_target(folder).answer_logits(*text)
+        torch.testing.assert_close(on_target(named).answer_logits(*text), expected)
+        assert on_target(whole).answer_logits(*text).isfinite().all()
+        model = on_target(own)
+        assert torch.equal(model.draft.embed, embed)
+    model.save(tmp_path / "again")
+    assert torch.equal(load_file(tmp_path / "again/model.safetensors")["embed_tokens.weight"], embed)
+    on_target(whole).save(tmp_path / "again")
+    assert not {"d2t", "t2d", "embed_tokens.weight"} & load_file(tmp_path / "again/model.safetensors").keys()
+
+
+def test_what_it_cannot_do_is_refused(folder: Path, tmp_path: Path) -> None:
+    alone, options = load_model(folder), {"draft_len": 3, "max_new_tokens": 4, "eos_ids": []}
+    for call in (alone.decoder, functools.partial(alone.answer_logits, [[1, 2]], [[3]])):
+        with pytest.raises(UserError, match=r"head: it is a head of EAGLE-3, .*experiments=osd_epochs,osd_online"):
+            call()
+    with pytest.raises(UserError, match="it is a head of EAGLE-3"):
+        export(folder, tmp_path / "head.gguf")
+    with pytest.raises(UserError, match="leave parallel out"):
+        of_blocks(alone, TARGET, 3, parallel=True)
+    with pytest.raises(UserError, match=r"16 channels and 40 tokens, not 16 and 50"):
+        on_target(folder, target=deep(50))
+    with pytest.raises(UserError, match="a target of 2 layers is too small"):
+        on_target(folder, target=SMALL)
+    with pytest.raises(UserError, match="a prompt of one token"):
+        on_target(folder).answer_logits([[1]], [[2]])
+    with pytest.raises(UserError, match="a prompt of one token"):
+        speculate(TARGET, on_target(folder), [[1, 2], [1]], **options)
+    odd = {"attention_bias": True, "num_hidden_layers": 2, "norm_before_residual": True, "eagle_config": {"x": 1}}
+    for number, (name, value) in enumerate(odd.items()):
+        with pytest.raises(UserError, match=f"with this {name} cannot be read"):
+            load_model(released(tmp_path / str(number), **{name: value}))
+    with pytest.raises(UserError, match=r"no weight 'fc.weight'"):
+        load_model(released(tmp_path / "part", {"fc.weight": None}))
+    with pytest.raises(UserError, match=r"do not fit config.json: .*norm"):
+        load_model(released(tmp_path / "size", {"norm.weight": torch.ones(8)}))
+
+
+def test_states_are_those_that_engines_take() -> None:
+    """Three layers in this order; vLLM and SGLang take (2, n // 2, n - 3)."""
+    assert [states_read(layers) for layers in (7, 28, 32, 36)] == [(2, 3, 4), (2, 14, 25), (2, 16, 29), (2, 18, 33)]
+
+
+def test_a_head_is_known_by_its_config(folder: Path, tmp_path: Path) -> None:
+    assert is_head(read_config(folder))
+    assert is_head({"architectures": ["LlamaForCausalLMEagle3"]})
+    TARGET.save(tmp_path / "target")
+    assert not is_head(read_config(tmp_path / "target"))
