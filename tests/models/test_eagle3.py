@@ -19,21 +19,32 @@ from transformers import AutoModelForCausalLM
 
 from draftlab.conformance import Budget, check_samples
 from draftlab.core.sampling import Sampling
+from draftlab.data.prompts import Prompt
+from draftlab.engine.answering import answer_file
 from draftlab.engine.generate import generate
 from draftlab.engine.recording import record
 from draftlab.engine.replay import replay
+from draftlab.engine.settings import Answers, Recipe
 from draftlab.engine.speculate import speculate
 from draftlab.errors import UserError
-from draftlab.files.json_files import read_object, write_json
-from draftlab.models import load_model
+from draftlab.files.json_files import read_json, read_object, write_json, write_jsonl
+from draftlab.files.weights import parameter_count
+from draftlab.models import load_model, load_tokenizer
 from draftlab.models.config import is_head, read_config
 from draftlab.models.eagle import of_blocks
 from draftlab.models.eagle3 import Eagle3, Eagle3Head, states_read
 from draftlab.models.gguf import export
 from draftlab.models.llama import Llama
+from draftlab.models.tokenizer import train_tokenizer
+from draftlab.plan import WORKFLOW, load_run
+from draftlab.stages import offline
+from draftlab.stages._inputs import Distillation
+from draftlab.stages._stage import Bench
 from draftlab.stages.offline import Settings as Offline
 from draftlab.train.learning import train
+from draftlab.train.pretrain import make_draft
 from draftlab.train.sources import Scene
+from draftlab.train.tokens import write_view
 from draftlab.train.trimmed_head import coverage, kept_by
 from tests.engine.test_speculate import EOS
 from tests.engine.test_speculate import TARGET as SMALL
@@ -290,6 +301,62 @@ def test_what_it_cannot_do_is_refused(folder: Path, tmp_path: Path) -> None:
         load_model(released(tmp_path / "part", {"fc.weight": None}))
     with pytest.raises(UserError, match=r"do not fit config.json: .*norm"):
         load_model(released(tmp_path / "size", {"norm.weight": torch.ones(8)}))
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target with recorded answers, and a head that was copied as a run copies it."""
+    made = tmp_path_factory.mktemp("pair")
+    tokenizer = train_tokenizer(["some text"], 320)
+    target = deep(320)
+    target.save(made / "models/target")
+    tokenizer.save(made / "models/target")
+    kept = torch.arange(30)
+    among = torch.arange(320) < 30
+    changed = {"d2t": kept - torch.arange(30), "t2d": among}
+    source = released(made / "released", changed, vocab_size=320)
+    recipe = Recipe(model=str(source))
+    make_draft(recipe, tokenizer=made / "models/target", template="plain", out=made / "models/draft")
+    prompts = [Prompt(str(i), "gsm8k", "train", f"count to {i}") for i in range(12)]
+    for name in ("gsm8k.train", "gsm8k.eval"):
+        write_jsonl(made / f"{name}.jsonl", prompts)
+        settings = Answers.model_validate({"max_new_tokens": 8, "template": "plain", "keep": 64})
+        answer_file(
+            settings,
+            target=made / "models/target",
+            prompts=made / f"{name}.jsonl",
+            requests=12,
+            out=made / "answers" / name,
+        )
+    return made
+
+
+def test_a_run_opens_it_with_its_target_and_keeps_it_as_a_head(pair: Path, tmp_path: Path) -> None:
+    ours, targets = (load_tokenizer(pair / "models" / name).backend.get_vocab() for name in ("draft", "target"))
+    assert ours == targets, "it was released without a tokenizer"
+    inputs = Distillation(models=pair / "models", answers=pair / "answers", max_new_tokens=8)
+    learns = {"dataset": "gsm8k", "epochs": 2, "batch": 4, "learning_rate": 1e-2, "probes": 1, "live": True}
+    rows, facts = offline.run(offline.Settings(**learns), inputs, Bench(tmp_path))
+    assert sorted(rows["epoch"].unique()) == [0, 1, 2]
+    for _, measured in rows.groupby("epoch"):
+        counts = measured.groupby("measured")[["accepted", "blocks", "emitted"]].sum()
+        assert counts.loc["live"].tolist() == counts.loc["replay"].tolist()
+    assert facts["head_coverage"] < 1
+    saved = load_model(tmp_path / "draft")
+    assert isinstance(saved, Eagle3Head)
+    assert set(rows["parameters"]) == {parameter_count(pair / "models/draft")}
+    with pytest.raises(UserError, match=r"writes no answers alone .set sample_source to teacher"):
+        offline.run(offline.Settings(**learns | {"sample_source": "student"}), inputs, Bench(tmp_path))
+    both = {"before": pair / "models/draft", "after": tmp_path / "draft"}
+    write_view(**both, answers=pair / "answers/gsm8k.eval", dataset="gsm8k", draft_len=3, out=tmp_path / "view.json")
+    assert read_json(tmp_path / "view.json") is None
+
+
+def test_a_run_on_ones_own_prompts_distils_it_and_times_nothing(pair: Path, tmp_path: Path) -> None:
+    (tmp_path / "p.jsonl").write_text('{"prompt": "a"}\n')
+    given = {"dataset": str(tmp_path / "p.jsonl"), "target": str(pair / "models/target"), "template": "plain"}
+    for draft in ({"draft": str(pair / "released")}, {"models": {"draft": str(pair / "released")}}):
+        assert set(load_run(given | draft, WORKFLOW).experiments) == {"osd_offline", "osd_online"}
 
 
 def test_states_are_those_that_engines_take() -> None:

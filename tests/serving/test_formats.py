@@ -327,6 +327,23 @@ def test_prompt_lookup_comes_first_where_an_engine_can(tmp_path: Path) -> None:
     assert json.loads(config) == {"method": "ngram", "num_speculative_tokens": 3, **lengths}
 
 
+def test_a_head_of_eagle_3_is_served_as_one(tmp_path: Path) -> None:
+    (tmp_path / "head").mkdir()
+    (tmp_path / "head/config.json").write_text(
+        json.dumps({"model_type": "", "architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 32000})
+    )
+    for draft, more in (("owner/head", {"eagle3": True}), (str(tmp_path / "head"), {})):
+        emit.emit(draft_len=3, target="T", draft=draft, alpha=0.7, out=tmp_path / "out", **more)
+        files = {file.name for file in (tmp_path / "out").iterdir()}
+        assert files == {"README.md", "vllm.json", "vllm_synthetic.json", "sglang.sh", "sglang_adaptive.json"}
+        config = json.loads((tmp_path / "out/vllm.json").read_text())
+        assert (config["method"], config["model"], config["num_speculative_tokens"]) == ("eagle3", draft, 3)
+        flags = dict(itertools.pairwise(shlex.split((tmp_path / "out/sglang.sh").read_text())))
+        assert flags["--speculative-algorithm"] == "EAGLE3"
+        with pytest.raises(UserError, match="no settings of a head of EAGLE-3 are written for transformers"):
+            emit.emit(("transformers",), draft_len=3, target="T", draft=draft, out=tmp_path / "other", **more)
+
+
 def test_a_simulation_without_answer_or_gain_gives_no_settings(tmp_path: Path) -> None:
     best = [{"batch": 1, "context": 512, "best_draft_len": 0}]
     for known, says in ((False, "no answer"), (True, "no batch gains")):

@@ -15,9 +15,10 @@ from draftlab.core.settings import Count
 from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_dir, check_replaceable
 from draftlab.files.json_files import read_object
+from draftlab.models.config import is_head, read_config
 from draftlab.serving import records
 from draftlab.serving.acceptance import from_alpha
-from draftlab.serving.engines import EMITTERS, ENDS_EARLY, LOOKS_UP, Deployment, EngineFile, merged
+from draftlab.serving.engines import EMITTERS, ENDS_EARLY, LOOKS_UP, READ_STATES, Deployment, EngineFile, merged
 from draftlab.serving.profiles import MOST
 
 
@@ -104,6 +105,9 @@ def write(pair: Deployment, engines: Sequence[str], out: Path) -> list[EngineFil
         try:
             _refuse(name, "--confidence", pair.confidence, ENDS_EARLY, f"blocks of {name} do not end early")
             _refuse(name, "--lookup", pair.lookup, LOOKS_UP, f"{name} drafts in one way alone")
+            if pair.eagle3 and name not in READ_STATES:
+                what = f"no settings of a head of EAGLE-3 are written for {name}"
+                raise UserError(what, remedy=f"name {', '.join(sorted(READ_STATES))}")
             written.append(EMITTERS[name](pair))
         except UserError as error:
             if engines:
@@ -141,6 +145,7 @@ def emit(
     greedy: bool = False,
     confidence: float = 0.0,
     lookup: bool = False,
+    eagle3: bool = False,
     out: Path,
 ) -> None:
     """Write settings for serving engines: draft lengths by batch from a simulation, or a single draft length.
@@ -158,6 +163,7 @@ def emit(
     - `greedy`: the draft proposes its most probable token
     - `confidence`: a block ends early where the draft's token has a lower probability than this; 0: never
     - `lookup`: prompt lookup drafts first, and the draft where it finds nothing
+    - `eagle3`: the draft is a head of EAGLE-3; a folder with one is recognized without this
     - `out`: the folder to write
     """
     if (load is None) == (draft_len is None):
@@ -170,7 +176,8 @@ def emit(
     shown = measured or (from_alpha(alpha) if alpha is not None else None)
     requests, traffic = (measured.requests, acceptance.stem) if measured and acceptance else (0, "")
     ranges, longest = from_load(load, context) if load is not None else ([], draft_len or 0)
-    pair = Deployment(target, draft, longest, ranges, not greedy, shown, requests, traffic, confidence, lookup)
+    eagle3 = eagle3 or ((Path(draft) / "config.json").is_file() and is_head(read_config(draft)))
+    pair = Deployment(target, draft, longest, ranges, not greedy, shown, requests, traffic, confidence, lookup, eagle3)
     for written in write(pair, engine, out):
         print(f"{written.file}: {written.version}")
     if pair.extrapolated:

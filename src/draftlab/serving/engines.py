@@ -28,7 +28,7 @@ class Deployment:
     """A pair, its draft lengths (``draft_len`` at most, ``ranges`` by batch), and its measured acceptance.
 
     A block ends where the draft's token has a probability below ``confidence``. With ``lookup``, prompt lookup drafts, and the draft only
-    where it finds nothing. ``requests`` and ``traffic`` say what was measured.
+    where it finds nothing. With ``eagle3`` the draft is a head of EAGLE-3. ``requests`` and ``traffic`` say what was measured.
     """
 
     target: str
@@ -41,6 +41,7 @@ class Deployment:
     traffic: str = ""
     confidence: float = 0.0
     lookup: bool = False
+    eagle3: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.confidence < 1:
@@ -117,7 +118,8 @@ def check_vllm_ranges(ranges: Sequence[Sequence[int]], most: int) -> dict[int, i
 
 
 def _vllm_file(file: str, pair: Deployment, options: Mapping[str, Any], prefix: str = "", note: str = "") -> EngineFile:
-    config = {"method": "draft_model", "model": pair.draft, "num_speculative_tokens": pair.draft_len, **options}
+    method = "eagle3" if pair.eagle3 else "draft_model"
+    config = {"method": method, "model": pair.draft, "num_speculative_tokens": pair.draft_len, **options}
     command = prefix + shlex.join(["vllm", "serve", pair.target, "--speculative-config", json.dumps(config)])
     return EngineFile(file, "vllm @002e77c1 (table by batch @a6f6bb1d)", _json(config), command, note)
 
@@ -151,9 +153,9 @@ METRICS = {"sglang": "--enable-metrics", "llama.cpp": "--metrics"}
 
 
 def sglang(pair: Deployment) -> EngineFile:
-    """An independent draft: a chain (topk 1) of ``draft_len`` steps verifies one token more."""
+    """An independent draft or a head of EAGLE-3: a chain (topk 1) of ``draft_len`` steps verifies one token more."""
     flags = {
-        "--speculative-algorithm": "STANDALONE",
+        "--speculative-algorithm": "EAGLE3" if pair.eagle3 else "STANDALONE",
         "--speculative-draft-model-path": pair.draft,
         "--speculative-num-steps": pair.draft_len,
         "--speculative-eagle-topk": 1,
@@ -189,7 +191,7 @@ def sglang_adaptive(pair: Deployment) -> EngineFile:
     config = {str(first): {"candidate_steps": [length]} for first, _, length in ranges}
     check_sglang_adaptive(config)
     flags = "--speculative-adaptive --speculative-adaptive-config sglang_adaptive.json"
-    note = "EAGLE and EAGLE3 only: with STANDALONE, SGLang falls back to one length"
+    note = "" if pair.eagle3 else "EAGLE and EAGLE3 only: with STANDALONE, SGLang falls back to one length"
     return EngineFile("sglang_adaptive.json", SGLANG, _json(config), flags, note)
 
 
@@ -365,3 +367,5 @@ ENDS_EARLY = frozenset({"llama-cpp", "transformers"})
 """Engines whose blocks can end where the draft is unsure."""
 LOOKS_UP = frozenset({"llama-cpp"})
 """Engines that can look up the prompt first, and draft where that finds nothing."""
+READ_STATES = frozenset({"vllm", "vllm-synthetic", "sglang", "sglang-adaptive"})
+"""Engines for which settings of a head of EAGLE-3 are written."""
