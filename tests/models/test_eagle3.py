@@ -314,7 +314,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     kept = torch.arange(30)
     among = torch.arange(320) < 30
     changed = {"d2t": kept - torch.arange(30), "t2d": among}
-    source = released(made / "released", changed, vocab_size=320)
+    source = released(made / "released", changed, vocab_size=320, eos_token_id=None)
     recipe = Recipe(model=str(source))
     make_draft(recipe, tokenizer=made / "models/target", template="plain", out=made / "models/draft")
     prompts = [Prompt(str(i), "gsm8k", "train", f"count to {i}") for i in range(12)]
@@ -357,6 +357,20 @@ def test_a_run_on_ones_own_prompts_distils_it_and_times_nothing(pair: Path, tmp_
     given = {"dataset": str(tmp_path / "p.jsonl"), "target": str(pair / "models/target"), "template": "plain"}
     for draft in ({"draft": str(pair / "released")}, {"models": {"draft": str(pair / "released")}}):
         assert set(load_run(given | draft, WORKFLOW).experiments) == {"osd_offline", "osd_online"}
+        every = load_run(given | draft | {"experiments": "all"}, WORKFLOW).experiments
+        assert {"osd_epochs", "osd_online", "osd_speedup_theory"} <= set(every)
+        refused = {
+            "osd_latency_dataset",
+            "osd_token_recall",
+            "osd_offline",
+            "beyond_parallel_drafts",
+            "beyond_token_rate",
+        }
+        assert not refused & set(every)
+        for name in (*refused, "traffic_verdict"):
+            scale = {"scale": "traffic"} if name.startswith("traffic") else {}
+            with pytest.raises(UserError, match=rf"{name} cannot run a draft that is a head of EAGLE-3 .*osd_epochs"):
+                load_run(given | draft | scale | {"experiments": name}, WORKFLOW)
 
 
 def test_states_are_those_that_engines_take() -> None:

@@ -18,7 +18,7 @@ from draftlab.files.json_files import write_json
 from draftlab.files.packages import package_of
 from draftlab.files.seals import content_digest, seal
 from draftlab.files.weights import is_gguf, parameter_count
-from draftlab.models.config import TOOL_TEMPLATE, context_of, copy_files, is_head, read_config
+from draftlab.models.config import TOOL_TEMPLATE, context_of, copy_files, is_head, read_config, read_eos_ids
 from draftlab.models.pickled import PICKLED, PICKLED_INDEX, convert
 
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
@@ -54,6 +54,7 @@ def copy_model(name: str, out: Path, tokenizer: Path | None = None) -> None:
                 link(path.resolve(), folder / path.name)
         if tokenizer and not (source / "tokenizer.json").is_file() and is_head(read_config(source)):
             copy_files(tokenizer, folder, [file for file in TOKENIZER if file != "config.json"])
+            write_json(folder / "generation_config.json", {"eos_token_id": list(read_eos_ids(tokenizer))})
         _copy_tokenizer(source, folder, name)
         seal(folder)
 

@@ -13,13 +13,16 @@ from draftlab.plan.config import RunConfig
 from draftlab.plan.experiment import Experiment, load_experiment, place
 from draftlab.plan.scale import MAIN, ScaleSettings
 from draftlab.stages._contenders import BEFORE, DISTILLED
-from draftlab.stages._stage import Variant
-from draftlab.train.settings import Training
+from draftlab.stages._stage import NoInputs, Variant
+from draftlab.stages.online import Settings as Online
+from draftlab.train.settings import Offline, Training
 
 ON_ADAPTATION = ("osd_offline", "osd_latency_dataset")
 """The experiments of a run on the user's prompts that names none: would an adapted draft help on them?"""
 WITH_HEAD = ("osd_offline", "osd_online")
 """The same where the draft is a head of EAGLE-3, which llama.cpp does not run."""
+ON_HEADS = ("osd_epochs", "osd_online")
+"""Experiments with such a draft that may be named: their drafts learn from the target's answers alone."""
 
 
 def experiments_of(
@@ -59,6 +62,7 @@ def _choose(
             if (run.experiments == "all" or experiment.paper != "beyond" or name in settings.experiments)
             and _needed(experiment, run) <= datasets
             and not (run.everywhere and _has_other_models(experiment, run, settings))
+            and not (_has_head(run) and _runs_drafts(experiment, run))
         ]
     names = [name.strip() for name in (run.experiments or "").split(",")]
     for name in names:
@@ -73,6 +77,9 @@ def _choose(
             remedy = "leave the experiment out"
             if not run.dataset:
                 remedy += ", or name it in `data.datasets` of --config sizes=FILE; with raw=, add its files"
+        elif _has_head(run) and _runs_drafts(at_scale[name], run):
+            what = f"{name} cannot run a draft that is a head of EAGLE-3"
+            remedy = f"name experiments that only distil it, such as {', '.join(ON_HEADS)}"
         else:
             continue
         raise UserError(what, file="--config experiments", remedy=remedy)
@@ -109,6 +116,20 @@ def _has_head(run: RunConfig) -> bool:
     """Whether the user's draft is the folder of a head of EAGLE-3; False for one on the hub, which is not known yet."""
     draft = run.draft or run.models.get("draft") or run.models.get(f"{MAIN}.draft") or ""
     return (Path(draft) / "config.json").is_file() and is_head(read_config(draft))
+
+
+def _runs_drafts(experiment: Experiment, run: RunConfig) -> bool:
+    """Whether an experiment does more with drafts than to distil them on recorded answers, token after token, and to replay these."""
+    if experiment.stage_kind.inputs is NoInputs:
+        return False
+    cells = experiment.cells(run.scale, datasets=["prompts"] if run.dataset else None).values()
+    every = [variant.settings for variants in cells for variant in variants]
+    return any(
+        not isinstance(settings, Offline | Online)
+        or settings.parallel
+        or (isinstance(settings, Offline) and settings.sample_source not in ("teacher", "none"))
+        for settings in every
+    )
 
 
 def _has_other_models(experiment: Experiment, run: RunConfig, settings: ScaleSettings) -> bool:
