@@ -37,7 +37,7 @@ from draftlab.models.gguf import export
 from draftlab.models.llama import Llama
 from draftlab.models.tokenizer import train_tokenizer
 from draftlab.plan import WORKFLOW, load_run
-from draftlab.stages import offline
+from draftlab.stages import offline, online
 from draftlab.stages._inputs import Distillation
 from draftlab.stages._stage import Bench
 from draftlab.stages.offline import Settings as Offline
@@ -350,6 +350,15 @@ def test_a_run_opens_it_with_its_target_and_keeps_it_as_a_head(pair: Path, tmp_p
     both = {"before": pair / "models/draft", "after": tmp_path / "draft"}
     write_view(**both, answers=pair / "answers/gsm8k.eval", dataset="gsm8k", draft_len=3, out=tmp_path / "view.json")
     assert read_json(tmp_path / "view.json") is None
+
+
+def test_it_learns_as_it_serves(pair: Path, tmp_path: Path) -> None:
+    inputs = online.Inputs(models=pair / "models", answers=pair / "answers", max_new_tokens=8)
+    learns = {"dataset": "gsm8k", "batch": 2, "learning_rate": 3e-2, "update_interval": 2, "loss_positions": "all"}
+    rows, _ = online.run(online.Settings(**learns, save="it"), inputs, Bench(tmp_path, {"method": "it"}))
+    assert len(rows) == 12
+    after, before = (load_file(each / "model.safetensors") for each in (tmp_path / "draft", pair / "models/draft"))
+    assert {name for name, value in after.items() if torch.equal(value, before[name])} == {"d2t", "t2d"}
 
 
 def test_a_run_on_ones_own_prompts_distils_it_and_times_nothing(pair: Path, tmp_path: Path) -> None:
