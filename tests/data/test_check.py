@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -326,3 +328,21 @@ def test_a_folder_and_a_negative_limit_are_refused(tmp_path: Path) -> None:
     file.write_text("one\ntwo\n")
     with pytest.raises(UserError, match="--max-chars is -5"):
         check.check(file, max_chars=-5)
+
+
+def test_a_pipe_is_refused_because_a_file_is_read_more_than_once(tmp_path: Path) -> None:
+    """``draftlab data check <(zcat x.gz)``, and the same after ``--against`` and ``--raw``."""
+    file = write(tmp_path / "mine.jsonl", [{"prompt": "one"}, {"prompt": "two"}])
+    end, start = os.pipe()
+    os.write(start, file.read_bytes())
+    os.close(start)
+    pipe = Path(f"/dev/fd/{end}")
+    calls: list[Callable[[], object]] = [
+        lambda: check.check(pipe),
+        lambda: check.check(file, against=pipe),
+        lambda: splits.make_from("prompts", "raw", raw=pipe, out=tmp_path / "made", options=splits.Options(eval=1)),
+    ]
+    for call in calls:
+        with pytest.raises(UserError, match=rf"{pipe}: a pipe, which can be read only once \(write it to a file"):
+            call()
+    os.close(end)

@@ -100,7 +100,7 @@ def check(
     Without ``dataset``, or with ``prompts``, the format is detected, as in a run. ``tokenizer`` is a model folder; without
     one, lengths are counted in the words and marks that GPT-2 splits text into.
     """
-    if not file.is_file():
+    if not (file.is_file() or file.is_fifo()):  # read_rows refuses a pipe
         what = "a folder, not a file" if file.is_dir() else "no such file"
         raise UserError(what, file=file, remedy="name a file of prompts")
     if max_chars < 0:

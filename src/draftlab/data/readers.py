@@ -30,10 +30,13 @@ def read_rows(path: Path, columns: Sequence[str] = ()) -> Iterator[RawRow]:
     Tables and text are known by the file's suffix, JSON, Parquet and gzip by the content. ``columns`` names the columns of
     a table without a header.
 
-    **Raises:** ``UserError`` for a file that cannot be opened, is neither text nor Parquet, or is a table without a known
-    column for prompts.
+    **Raises:** ``UserError`` for a file that cannot be opened, is a pipe, is neither text nor Parquet, or is a table without
+    a known column for prompts.
     """
     name, suffixes = str(path), [s.lower() for s in path.suffixes]
+    if path.is_fifo():
+        what = "a pipe, which can be read only once"
+        raise UserError(what, file=path, remedy="write it to a file and name that; a gzipped file is read as it is")
     number = 0
     try:
         with path.open("rb") as file:

@@ -90,7 +90,7 @@ class RawFiles:
 
     def _matches(self, split: Split) -> list[list[Path]]:
         """The files that match each pattern."""
-        if self.path.is_file():
+        if self.path.is_file() or self.path.is_fifo():
             return [[self.path]] if split == "train" else []
         return self.dataset.files_in(self.path, split)
 
