@@ -27,6 +27,13 @@ class UserError(Exception):
         return functools.partial(UserError, self.what, remedy=self.remedy, file=self.file, line=self.line), ()
 
 
+def fault_in(function: object, what: str, remedy: str) -> UserError:
+    """An error for what is wrong with a function that the user wrote, with its place."""
+    code = getattr(function, "__code__", None)
+    file, line = (code.co_filename, code.co_firstlineno) if code else (None, None)
+    return UserError(what, file=file, line=line, remedy=remedy)
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, or the name of its class if it has none."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -637,15 +637,26 @@ import torch
 from draftlab.core.verify.path import PathDecision, PathVerifier
 from draftlab.core.verify.single import single
 from draftlab.core.verify.token import Decision, TokenVerifier
-from draftlab.core.verify.tree import TreeVerifier
+from draftlab.core.verify.traversal import traversal
+from draftlab.core.verify.tree import Stop, TreeVerifier
 
 def decide(target_probs, draft_probs, tokens):
     right = single.decide(target_probs, draft_probs, tokens)
     {body}
 
 mine = TokenVerifier("mine", "{drafting}", decide)
-path = PathVerifier("path", lambda *given: None)
-tree = TreeVerifier("tree", "{drafting}", lambda *given: None)
+
+def along(target_probs, draft_probs, tokens):
+    whole = target_probs[..., 0] * 0 + 1
+    {body}
+
+path = PathVerifier("path", along)
+
+def stops(target_probs, draft_probs, tokens):
+    right = traversal.stops(target_probs, draft_probs, tokens)
+    {body}
+
+tree = TreeVerifier("tree", "{drafting}", stops)
 
 def nothing(target_probs, draft_probs, tokens):
     pass
@@ -661,7 +672,7 @@ def shares():
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("return 1 / 0", r"py:9: .*mine raised ZeroDivisionError: division by zero"),
+        ("return 1 / 0", r"py:10: .*mine raised ZeroDivisionError: division by zero"),
         ("return right.accept", r"mine: decide returned torch.float64 of shape \(1, 1\) \(return a Decision"),
         ("return None", "mine: decide returned NoneType"),
         ("return Decision(right.accept.float(), right.residual)", r"accept is torch.float32 .*give torch.float64 of"),
@@ -678,10 +689,34 @@ def test_one_s_own_verifier_is_told_what_it_returned(
 
 
 @pytest.mark.parametrize(
+    ("name", "body", "message"),
+    [
+        ("path", "return None", "decide returned NoneType .return a PathDecision"),
+        ("path", "return PathDecision(whole.float(), whole)", r"stop is torch.float32 of .*\(give torch.float64 of"),
+        ("path", "return PathDecision(whole, whole[:, 1:])", r"weight is .* shape \(1, 3\) \(give .* \(1, 4\)"),
+        ("path", "return PathDecision(whole, 1)", "weight is int"),
+        ("tree", "return None", "stops returned NoneType .return a list of Stop"),
+        ("tree", "return []", r"stops returned list \(return a list of Stop, with at least one"),
+        ("tree", "return [right[0], 1]", "stops returned list of Stop, int"),
+        ("tree", "return [Stop(None, 0, 0, right[0].weights)]", "a Stop has chance None, path 0 and length 0"),
+        ("tree", "return [Stop(1.0, 2, 0, right[0].weights)]", r"path 2 and length 0 \(give .* path from 0 to 1 and"),
+        ("tree", "return [Stop(1.0, 0, 3, right[0].weights)]", "path 0 and length 3 .* length from 0 to 2"),
+        ("tree", "return [Stop(1.0, 0, 0, right[0].weights[1:])]", r"weights is .* shape \(2,\) \(give .* \(3,\)"),
+        ("tree", "return [Stop(1.0, 0, 0, right[0].weights.float())]", "weights is torch.float32"),
+        ("tree", "return [Stop(1.0, 0, 0, 0.5)]", "weights is float"),
+    ],
+)
+def test_one_s_own_verifier_of_a_path_or_a_tree_is_told_what_it_returned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, body: str, message: str
+) -> None:
+    spec = _own(tmp_path, monkeypatch, body).replace(":mine", f":{name}")
+    with pytest.raises(UserError, match=rf"\.py:\d+: {spec}: .*{message}"):
+        verify_lossless(verifier=spec)
+
+
+@pytest.mark.parametrize(
     ("name", "form"),
     [
-        ("path", "distribution"),
-        ("tree", "distribution"),
         ("nothing", "distribution"),
         ("samples", "samples"),
         ("shares", "samples"),
@@ -714,8 +749,8 @@ def _own(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str, drafting: str
 
 
 def test_a_failure_of_a_built_in_verifier_is_not_the_user_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(VERIFIERS, "block", dataclasses.replace(VERIFIERS["block"], decide=lambda *given: None))
-    with pytest.raises(AttributeError):
+    monkeypatch.setitem(VERIFIERS, "block", dataclasses.replace(VERIFIERS["block"], decide=lambda *given: 1 / 0))
+    with pytest.raises(ZeroDivisionError):
         verify_lossless(verifier="block")
 
 
@@ -730,7 +765,7 @@ def test_a_new_verifier_of_the_registry_is_told_what_it_returned(monkeypatch: py
 
 def test_errors_of_single_precision_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def in_float32(*given: Tensor) -> list[Stop]:
-        return [dataclasses.replace(stop, weights=stop.weights.float()) for stop in traversal.stops(*given)]
+        return [dataclasses.replace(stop, weights=stop.weights.float().double()) for stop in traversal.stops(*given)]
 
     monkeypatch.setitem(VERIFIERS, "mine", dataclasses.replace(traversal, stops=in_float32))
     with pytest.raises(UserError, match=r"mine is not lossless: .* \(compute in float64"):

@@ -48,8 +48,7 @@ def run(spec: str, form: Form, drafting: Drafting, num_drafts: int, budget: Budg
     tested = _load(spec)
     is_own = spec not in VERIFIERS
     if isinstance(tested, TokenVerifier | PathVerifier | TreeVerifier):
-        if isinstance(tested, TokenVerifier):
-            tested = replace(tested, name=spec)
+        tested = replace(tested, name=spec)
         with _blaming(spec) if is_own else contextlib.nullcontext():
             result = check_verifier(tested, num_drafts, budget)
         return _report(spec, result)

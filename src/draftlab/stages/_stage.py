@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from draftlab import docstrings
 from draftlab.core.measure import Measure
 from draftlab.core.settings import Settings
-from draftlab.errors import UserError
+from draftlab.errors import UserError, fault_in
 from draftlab.files.atomic import atomic_path
 
 if TYPE_CHECKING:
@@ -195,9 +195,7 @@ class Stage:
 
     def error(self, what: str) -> UserError:
         """A fault in the stage's code, with the place of its ``run``."""
-        code = getattr(self.run, "__code__", None)
-        file, line = (code.co_filename, code.co_firstlineno) if code else (None, None)
-        return UserError(f"stage {self.name}: {what}", file=file, line=line, remedy="repair its code")
+        return fault_in(self.run, f"stage {self.name}: {what}", "repair its code")
 
     def is_timed(self, name: str, settings: Mapping[str, Any]) -> bool:
         """Whether two runs with these settings differ in a column."""

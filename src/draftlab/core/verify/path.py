@@ -11,8 +11,8 @@ from torch import Generator, Tensor
 
 from draftlab.core.sampling import Table, check_drafted, check_probs, draw
 from draftlab.core.verify.single import accept_probs
-from draftlab.core.verify.token import drawable
-from draftlab.errors import UserError
+from draftlab.core.verify.token import check_table, drawable, name_of
+from draftlab.errors import UserError, fault_in
 
 TargetPath = Float64[Tensor, "batch positions vocab"]
 """The target's distribution at the L + 1 positions of a path; the last one gives the bonus token."""
@@ -64,11 +64,22 @@ class PathVerifier:
         """
         target = check_probs(target_probs, "target_probs")
         draft = _check_path(target, draft_probs, tokens)
-        decision = self.decide(target[None], draft[None], tokens[None])
+        decision = self._decided(target[None], draft[None], tokens[None])
         size = len(target)
         lengths = torch.arange(size, device=target.device)
         residual = _residual(target.expand(size, -1, -1), draft.expand(size, -1, -1), decision.weight[0], lengths)
         return decision.stop[0][:, None] * residual / residual.sum(-1, keepdim=True)
+
+    def _decided(self, target: TargetPath, draft: DraftPath, tokens: PathTokens) -> PathDecision:
+        """What ``decide`` returns; ``UserError`` if it is no decision, or its tensors have another shape or dtype."""
+        decision = self.decide(target, draft, tokens)
+        if not isinstance(decision, PathDecision):
+            what = f"{self.name}: decide returned {name_of(decision)}"
+            raise fault_in(self.decide, what, "return a PathDecision")
+        for part in ("stop", "weight"):
+            table = getattr(decision, part)
+            check_table(self.decide, f"{self.name}: {part}", table, target.shape[:2], target.dtype)
+        return decision
 
     def sample(
         self,
@@ -91,7 +102,7 @@ class PathVerifier:
         if check:
             target_probs = check_probs(target_probs, "target_probs")
             draft_probs = _check_path(target_probs, draft_probs, tokens)
-        decision = self.decide(target_probs, draft_probs, tokens)
+        decision = self._decided(target_probs, draft_probs, tokens)
         length = draw(decision.stop, 1, generator)
         weight = decision.weight.gather(-1, length)[:, 0]
         return length[:, 0], draw(_residual(target_probs, draft_probs, weight, length[:, 0]), 1, generator)[:, 0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
@@ -13,7 +13,7 @@ from torch import Generator, Tensor
 from draftlab.core.sampling import DISTINCT, Drafting, Table, Tables, Tokens, check_drafted, draw
 from draftlab.core.verify.joint import joint_distribution, tuples_exist
 from draftlab.core.verify.survivors import Order, Position, Survivors, transitions
-from draftlab.errors import UserError
+from draftlab.errors import UserError, fault_in
 
 ROUNDING = 1e-9
 """By how much a decision may exceed the bounds of probabilities."""
@@ -96,7 +96,7 @@ class TokenVerifier:
         accepted = decision.accept.sum(-1)
         if not bool(((decision.accept >= -ROUNDING).all(-1) & (accepted <= 1 + ROUNDING)).all()):  # nor if one is NaN
             what = f"{self.name}: accept has {_extremes(decision.accept, accepted)}"
-            raise self._error(what, "give each row probabilities that sum to at most 1")
+            raise fault_in(self.decide, what, "give each row probabilities that sum to at most 1")
         residual = drawable(decision.residual(slice(None)), target)
         distribution = (1 - accepted).clamp_min(0)[:, None] * residual / residual.sum(-1, keepdim=True)
         return distribution.scatter_add(-1, tokens, decision.accept), accepted
@@ -105,26 +105,15 @@ class TokenVerifier:
         """What ``decide`` returns; ``UserError`` if it is no decision, or its tensors have another shape or dtype."""
         decision = self.decide(target, draft, tokens)
         if not isinstance(decision, Decision):
-            raise self._error(f"{self.name}: decide returned {_name(decision)}", "return a Decision")
-        self._check_table("accept", decision.accept, tokens.shape, target.dtype)
+            raise fault_in(self.decide, f"{self.name}: decide returned {name_of(decision)}", "return a Decision")
+        check_table(self.decide, f"{self.name}: accept", decision.accept, tokens.shape, target.dtype)
 
         def residual(rows: Rows) -> Tensor:
             weights = decision.residual(rows)
-            self._check_table("residual", weights, target[rows].shape, target.dtype)
+            check_table(self.decide, f"{self.name}: residual", weights, target[rows].shape, target.dtype)
             return weights
 
         return Decision(decision.accept, residual)
-
-    def _check_table(self, what: str, value: object, shape: torch.Size, dtype: torch.dtype) -> None:
-        if not isinstance(value, Tensor) or value.shape != shape or value.dtype != dtype:
-            remedy = f"give {_name(torch.empty(shape, dtype=dtype, device='meta'))}"
-            raise self._error(f"{self.name}: {what} is {_name(value)}", remedy)
-
-    def _error(self, what: str, remedy: str) -> UserError:
-        """An error of ``decide``, with its place."""
-        code = getattr(self.decide, "__code__", None)
-        file, line = (code.co_filename, code.co_firstlineno) if code else (None, None)
-        return UserError(what, file=file, line=line, remedy=remedy)
 
     def sample(
         self, target_probs: Table, draft_probs: Tables, tokens: Tokens, generator: Generator, *, check: bool = True
@@ -237,7 +226,14 @@ class TokenVerifier:
         return Acceptance(proc, member)
 
 
-def _name(value: object) -> str:
+def check_table(function: object, what: str, value: object, shape: Sequence[int], dtype: torch.dtype) -> None:
+    """Refuse what a ``function`` of a verifier returned as ``what`` unless it is a tensor of this shape and dtype."""
+    if not isinstance(value, Tensor) or value.shape != tuple(shape) or value.dtype != dtype:
+        remedy = f"give {name_of(torch.empty(tuple(shape), dtype=dtype, device='meta'))}"
+        raise fault_in(function, f"{what} is {name_of(value)}", remedy)
+
+
+def name_of(value: object) -> str:
     """A value by its type and shape."""
     return f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
 

@@ -13,8 +13,8 @@ from torch import Generator, Tensor
 from draftlab.core.sampling import Drafting, draw
 from draftlab.core.verify.sequence import DraftAlong, Outcome, Sequences, TargetAlong
 from draftlab.core.verify.survivors import Order, Position, Survivors
-from draftlab.core.verify.token import check_drafting, drawable
-from draftlab.errors import UserError
+from draftlab.core.verify.token import check_drafting, check_table, drawable, name_of
+from draftlab.errors import UserError, fault_in
 
 
 @dataclass(frozen=True)
@@ -66,13 +66,30 @@ class TreeVerifier:
         **Returns:** tuple of emitted token ids -> its probability.
         """
         distribution: dict[tuple[int, ...], float] = defaultdict(float)
-        for stop in self.stops(target_probs, draft_probs, tokens):
+        for stop in self._stopped(target_probs, draft_probs, tokens):
             accepted = tuple(tokens[stop.path, : stop.length].tolist())
             weights = _weights(stop, target_probs)
             for token, chance in enumerate((stop.chance * weights / weights.sum()).tolist()):
                 if chance > 0:
                     distribution[*accepted, token] += chance
         return dict(distribution)
+
+    def _stopped(self, target: TargetAlong, draft: DraftAlong, tokens: Sequences) -> list[Stop]:
+        """What ``stops`` returns; ``UserError`` if it is no list of stops along the drafted sequences."""
+        stops = self.stops(target, draft, tokens)
+        if not isinstance(stops, list) or {type(stop) for stop in stops} != {Stop}:
+            items = sorted({name_of(stop) for stop in stops}) if isinstance(stops, list) else ()
+            what = f"{self.name}: stops returned {name_of(stops)}" + (f" of {', '.join(items)}" if items else "")
+            raise fault_in(self.stops, what, "return a list of Stop, with at least one")
+        drafts, path_len = tokens.shape
+        for stop in stops:
+            is_inside = stop.path in range(drafts) and stop.length in range(path_len + 1)
+            if not is_inside or not isinstance(stop.chance, float | int):
+                what = f"{self.name}: a Stop has chance {stop.chance!r}, path {stop.path!r} and length {stop.length!r}"
+                remedy = f"give a number, a path from 0 to {drafts - 1} and a length from 0 to {path_len}"
+                raise fault_in(self.stops, what, remedy)
+            check_table(self.stops, f"{self.name}: weights", stop.weights, target.shape[-1:], target.dtype)
+        return stops
 
     def sample(
         self,
@@ -91,7 +108,7 @@ class TreeVerifier:
         """
         drawn = []
         for given in zip(target_probs, draft_probs, tokens, strict=True):
-            stops = self.stops(*given)
+            stops = self._stopped(*given)
             chances = torch.tensor([max(stop.chance, 0.0) for stop in stops], dtype=torch.float64, device=tokens.device)
             stop = stops[int(draw(chances, 1, generator))]
             drawn.append((stop.path, stop.length, int(draw(_weights(stop, given[0]), 1, generator))))
