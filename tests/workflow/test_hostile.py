@@ -168,6 +168,7 @@ BAD_SETTINGS = [
     (f"latency-length --alpha 0.5 --length 8 --draft-len 0 {MEASURED}", "draft_len: "),
     ("region --num-drafts 2 --points 0", "points: .* greater than 1, not 0"),
     ("collect --rows", "no rows to collect"),
+    ("publish --results . --tables", "no tables to publish"),
     ("figures --data . --scale smoke --drawn drawn --processes 0", "processes is 0"),
     ("data make --dataset spider --train 5 --eval -5", ".*less than 0"),
     ("bench verify --vocabs 0", "vocabs.0: .* greater than 0, not 0"),

@@ -96,6 +96,8 @@ def publish(results: Path, tables: tuple[str, ...], out: Path) -> None:
     - `tables`: the names of the tables, without .csv
     - `out`: the folder of published tables: paper_figures/SCALE/data
     """
+    if not tables:
+        raise UserError("no tables to publish", remedy="name at least one with --tables")
     records = {name: describe(results, name) for name in tables}  # a missing table is found before the first copy
     for name in tables:
         publish_table(results / f"{name}.csv", out)
