@@ -550,6 +550,14 @@ def test_an_old_table_and_a_mistake_in_derive_are_told_apart(tmp_path, monkeypat
         tidy.read(path)
 
 
+def test_a_text_in_a_column_of_numbers_is_named(tmp_path):
+    path, rows = tmp_path / "mdss_cone.csv", TABLES["mdss_cone"]().astype({"rays": object})
+    rows.loc[1, "rays"] = "many"
+    rows.to_csv(path, index=False)
+    with pytest.raises(UserError, match=rf"{path}: column .rays. holds .many. in row 2, not a number \(run the step"):
+        tidy.read(path)
+
+
 def test_a_figure_depends_on_its_view_and_on_the_measures_of_its_stage(tmp_path, monkeypatch):
     TABLES["mdss_cone"]().to_csv(tmp_path / "mdss_cone.csv", index=False)
     known, stage = tidy.plan_of("mdss_cone"), STAGES["cone"]

@@ -11,7 +11,7 @@ import pandas as pd
 
 from draftlab.core import stats
 from draftlab.errors import UserError
-from draftlab.files.tables import read_table, tables_in
+from draftlab.files.tables import REMEDY, read_table, tables_in
 from draftlab.plan import WORKFLOW, Experiment, load_experiment
 
 
@@ -19,10 +19,22 @@ def read(path: Path, experiment: str | None = None) -> pd.DataFrame:
     """Read ``<experiment>.csv`` and add its derived columns; a file that is not such a table raises ``UserError``."""
     experiment = path.name.split(".")[0] if experiment is None else experiment
     rows = read_table(path)
+    _check_numbers(rows, path, experiment)
     try:
         return derive(experiment, rows)
     except KeyError as error:
         raise no_column(error, path, experiment, rows, "`derive` of its stage") from None
+
+
+def _check_numbers(rows: pd.DataFrame, path: Path, experiment: str) -> None:
+    """Refuse a table with a text in a column of numbers that its stage writes; what the experiment compares may have names."""
+    plan = plan_of(experiment)
+    for name, column in plan.stage_kind.columns.items():
+        if column.kind in (int, float) and name in rows and name not in plan.compared:
+            texts = rows[name][rows[name].notna() & pd.to_numeric(rows[name], errors="coerce").isna()]
+            if len(texts):
+                what = f"column {name!r} holds {texts.iloc[0]!r} in row {texts.index[0] + 1}, not a number"
+                raise UserError(what, file=path, remedy=REMEDY)
 
 
 def no_column(error: KeyError, path: Path, experiment: str, rows: pd.DataFrame, asker: str) -> Exception:
