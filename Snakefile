@@ -14,12 +14,16 @@ from snakemake.exceptions import WorkflowError
 from snakemake.logging import logger
 from snakemake.utils import min_version
 
-from draftlab import forks, plan
-from draftlab.data import dropped
 from draftlab.errors import UserError
-from draftlab.files import seals
-from draftlab.plan import needs, times
-from draftlab.stages import STAGES
+
+try:
+    from draftlab import forks, plan
+    from draftlab.data import dropped
+    from draftlab.files import seals
+    from draftlab.plan import needs, times
+    from draftlab.stages import STAGES
+except UserError as error:  # a stage that Python cannot import
+    raise WorkflowError(str(error)) from None
 
 min_version("9.0")
 

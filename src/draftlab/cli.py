@@ -13,10 +13,15 @@ from typing import Annotated, Any, NoReturn
 import tyro
 from pydantic import ValidationError
 
-from draftlab import docstrings, plan
+from draftlab import docstrings
 from draftlab.errors import UserError, printable
-from draftlab.stages import STAGES
-from draftlab.stages._stage import NoInputs, Stage, Variant
+
+try:
+    from draftlab import plan
+    from draftlab.stages import STAGES
+    from draftlab.stages._stage import NoInputs, Stage, Variant
+except UserError as error:  # a stage that Python cannot import
+    sys.exit(f"draftlab: error: {error}")
 
 HERE = os.path.dirname(__file__)
 """The folder of the package, where a user's verifiers, rules and losses stand too."""

@@ -13,6 +13,7 @@ import pytest
 
 from draftlab import cli, plan
 from draftlab.errors import UserError
+from tests.checkout import environment, snakemake
 from tests.conftest import ROOT
 
 
@@ -127,3 +128,31 @@ def test_a_name_that_yaml_cuts_is_not_read_as_another_file(name: str, tmp_path: 
     done = subprocess.run([sys.executable, "-m", "snakemake", *words], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode
     assert re.search(said, done.stdout)
+
+
+@pytest.mark.workflow
+@pytest.mark.parametrize(
+    ("text", "line", "said"),
+    [
+        ('"""Mine."""\n\ndef run(:\n', 3, "SyntaxError: invalid syntax"),
+        ('"""Mine."""\n\nfrom draftlab.core import nothing\n', 3, "ImportError: cannot import name 'nothing' from"),
+        ('"""Mine."""\nfrom draftlab.stages._stage import column\ncolumn()\n', 3, "TypeError: column() missing 1"),
+    ],
+)
+def test_a_stage_that_python_cannot_import_is_named_with_its_line(
+    checkout: Path, text: str, line: int, said: str
+) -> None:
+    stage = checkout / "src/draftlab/stages/mine.py"
+    stage.write_text(text)
+    try:
+        planned = snakemake(checkout, "-n", "--config", "scale=smoke", check=False)
+        words = [sys.executable, "-m", "draftlab", "plan", "--help"]
+        done = subprocess.run(words, env=environment(checkout), capture_output=True, text=True)
+    finally:
+        stage.unlink()
+    [named] = [found for found in planned.splitlines() if str(stage) in found]
+    assert named.startswith(f"{stage}:{line}: this stage cannot be imported: {said}")
+    assert named.endswith("(repair the file, or begin its name with _ if it is no stage)")
+    assert "importlib" not in planned
+    assert done.returncode == 1
+    assert done.stderr == f"draftlab: error: {named}\n"
