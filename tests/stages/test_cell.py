@@ -11,6 +11,7 @@ from draftlab.errors import UserError
 from draftlab.files.json_files import read_json, write_json
 from draftlab.stages import STAGES, _cell
 from draftlab.stages._stage import NoInputs, Variant, cell_file, stage_in
+from draftlab.train.folders import Folders
 
 REGION = STAGES["region"]
 
@@ -114,6 +115,24 @@ def test_a_killed_cell_goes_on_after_its_last_finished_variant(tmp_path, exclusi
     assert not {file.name for file in (tmp_path / "killed").iterdir()} - {"rows.csv", "run.json", "sealed.json"}
     for name in ("rows.csv", "run.json"):
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_a_cell_that_goes_on_saves_no_second_draft(tmp_path):
+    ran, saved = [], []
+
+    def run(settings, inputs, bench):
+        ran.append(settings.points)
+        Folders(tmp_path, tmp_path, bench.kept).once("saved", lambda: saved.append(settings.points))
+        if ran == [3, 5]:
+            raise KeyboardInterrupt
+        return REGION.run(settings, inputs, bench)
+
+    stage = dataclasses.replace(REGION, run=run)
+    with pytest.raises(KeyboardInterrupt):
+        _cell.run(stage, variants(), NoInputs(), tmp_path / "killed")
+    _cell.run(stage, variants(), NoInputs(), tmp_path / "killed")
+    assert ran == [3, 5, 5]
+    assert saved == [3]
 
 
 def test_what_is_left_of_other_settings_is_not_used(tmp_path):

@@ -155,7 +155,7 @@ def _serve(
     checkpoint = _checkpoint(settings, bench, f"{number}.checkpoint")
     rows, spent = online.serve(draft, served, settings, server=server, probe=probe, probes=due, checkpoint=checkpoint)
     if bench.labels.get("method") == settings.save != "":
-        bench.once("saved", lambda: folders.save(draft, settings.draft, bench.out / "draft", served.answers))
+        folders.once("saved", lambda: folders.save(draft, settings.draft, bench.out / "draft", served.answers))
     return rows, spent
 
 
@@ -177,10 +177,10 @@ def _arrive(settings: Settings, inputs: Inputs, bench: Bench, part: Part) -> Tra
             traffic = whole(answers, settings.dataset)
         else:
             order = _route if is_routed else _order
-            traffic = along(bench.once(key, lambda: order(settings, inputs, bench, part)), answers)
+            traffic = along(folders.once(key, lambda: order(settings, inputs, bench, part)), answers)
         return traffic.in_bins(settings.bin)
 
-    traffic = bench.once((*key, settings.dataset, settings.temperature, settings.bin), in_order)
+    traffic = folders.once((*key, settings.dataset, settings.temperature, settings.bin), in_order)
     in_time = settings.stream is not None and settings.stream.kind == "by_time"
     return traffic.reordered(seed, settings.bin, in_time)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 from draftlab import docstrings
 from draftlab.core.measure import Measure
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from draftlab.stages._places import Places
 
-T = TypeVar("T")
 Files = dict[str, list[Path]]
 """Files by kind (models, answers, data, ...); a model is its folder."""
 
@@ -138,12 +137,6 @@ class Bench:
             with atomic_path(table) as temporary:
                 rows.to_parquet(temporary)
         return pd.read_parquet(table)
-
-    def once(self, key: object, make: Callable[[], T]) -> T:
-        """The result of ``make``, which is called only once for all variants."""
-        if key not in self.kept:
-            self.kept[key] = make()
-        return typing.cast(T, self.kept[key])
 
 
 Facts = dict[str, Any]

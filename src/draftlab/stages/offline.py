@@ -89,7 +89,7 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     rows, effort = distil(scene, held_out, settings, checkpoint=bench.checkpoint())
     is_wanted = bench.labels.get("method") == settings.save if settings.save else True
     if is_wanted and is_first_process():
-        bench.once("saved", lambda: folders.save(draft, settings.draft, bench.out / "draft", recorded))
+        folders.once("saved", lambda: folders.save(draft, settings.draft, bench.out / "draft", recorded))
     looping = [loops(answer.answer_ids) for answer in held_out.answers]
     rows = rows.assign(
         sample_source=settings.sample_source,

@@ -98,7 +98,7 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
         for model, name in ((draft, "draft"), (learner, "kept_learning")):
             folders.save(model, settings.draft, bench.out / name, train)
 
-    bench.once("saved", keep)
+    folders.once("saved", keep)
     weights = {name: folders.parameters(name) for name in ("target", settings.draft)}
     facts: Facts = {"parameters": weights, "online": online, "offline": offline, "learnt": learnt}
     middle = sorted(settings.draft_lens)[len(settings.draft_lens) // 2]
