@@ -8,7 +8,8 @@ CONFIG ?=
 override CONFIG := $(value CONFIG)
 export CONFIG
 # Two workers, each with whole files, because the tests of a file share a run or models. tests/conftest.py puts the longest files first.
-IN_TURNS := -n 2 --dist loadfile --no-loadscope-reorder
+# A worker that dies ends the run: with another one in its place, pytest-xdist 3.8 may wait without end.
+IN_TURNS := -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
 WHEEL := dist/.wheel
 

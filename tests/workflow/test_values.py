@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -74,6 +75,20 @@ def test_make_figures_leaves_out_what_was_published_under_another_name(tmp_path:
     assert done.returncode == 0, done.stderr
     assert re.findall("drawn: .*", done.stdout) == ["drawn: --cores all paper_figures --config scale=laptop"]
     assert "paper_figures/my run is not redrawn" in done.stdout
+
+
+@pytest.mark.slow
+def test_make_test_ends_if_a_worker_is_killed(tmp_path: Path) -> None:
+    """pytest-xdist would start another worker, and wait for it without end."""
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    (tmp_path / "test_a.py").write_text("import os\n\n\ndef test_killed():\n    os.kill(os.getpid(), 9)\n")
+    for name in "bcdef":
+        (tmp_path / f"test_{name}.py").write_text("def test_one():\n    pass\n\n\ndef test_two():\n    pass\n")
+    words = ["timeout", "120", "make", "-o", ".venv/ready", "test"]
+    environment = {key: own for key, own in os.environ.items() if not key.startswith(("MAKE", "MFLAGS", "PYTEST"))}
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, env=environment)
+    assert done.returncode == 2, done
+    assert "crashed while running 'test_a.py::test_killed'" in done.stdout
 
 
 def test_an_error_that_nobody_foresaw_is_one_line_and_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
