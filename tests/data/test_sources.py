@@ -9,7 +9,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from draftlab.data import registry, sources, splits
 from draftlab.data.cleaners import CLEANERS
@@ -152,6 +154,28 @@ def test_hub_reads_a_repository_in_its_layout(tmp_path: Path, monkeypatch: pytes
     assert [row.row["question"] for row in Hub(local).rows("train")] == ["a", "b"]
     assert Hub(local).provenance("train")["revision"] == GSM8K.revision
     assert list(Hub(registry.find("finance_alpaca")).rows("eval")) == []
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_an_empty_split_of_the_hub_has_no_rows_and_the_others_are_read(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library reads neither the empty split nor, of Parquet, any other."""
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(hub, "WAITS", ())
+    repository = tmp_path / "repository"
+    for name, rows in (("train", [{"question": "a", "answer": "1"}] * 3), ("test", [])):
+        file = write(repository / f"{name}.{kind}", *rows)
+        if kind == "parquet":
+            schema = pyarrow.schema([("question", pyarrow.string()), ("answer", pyarrow.string())])
+            parquet.write_table(pyarrow.Table.from_pylist(rows, schema), file)
+        elif not rows:
+            file.write_bytes(b"")
+    local = Hub(dataclasses.replace(GSM8K, hub_id=str(repository), config=""))
+    assert [raw.row["question"] for raw in local.rows("train")] == ["a"] * 3
+    assert list(local.rows("eval")) == []
 
 
 @pytest.mark.parametrize("damage", [lambda file: file.unlink(), lambda file: file.write_bytes(file.read_bytes()[:-99])])

@@ -272,7 +272,12 @@ def _load_from_hub(dataset: Dataset, split: str) -> tuple[datasets.Dataset, str]
         commit = builder.hash if COMMIT.fullmatch(builder.hash or "") else dataset.revision
         if COMMIT.fullmatch(dataset.revision) and commit != dataset.revision:
             raise FileNotFoundError(f"the local cache holds revision {commit}, not {dataset.revision}")
+        # Of Parquet the library would take the size of the first row group, which is 0 in an empty split.
+        if getattr(builder.config, "batch_size", 0) is None:
+            builder.config.batch_size = 1000
         builder.download_and_prepare(download_mode=mode)
+        if split in builder.info.splits and not builder.info.splits[split].num_examples:
+            return datasets.Dataset.from_dict({}), commit  # the library refuses to read no rows
         try:
             return builder.as_dataset(split), commit
         except (OSError, pyarrow.ArrowInvalid) as error:
