@@ -178,7 +178,7 @@ LAST = "{{ messages[-1].content }}"
             "{{ messages[1].content | trim }}{{ messages[1].content }}" + LAST,
             ["How many?", "How many?", "Why </s> so?"],
         ),
-        # earlier answers lose their reasoning: then all is the template's, as for a server
+        # a content is cut anywhere: then all is the template's, as for a server
         ("{{ messages[2].content.split('w')[-1] }}" + LAST, []),
         ("{{ messages[2].content | tojson }}" + LAST, ["Two.", "Why </s> so?"]),
         ("{{ messages[2].content }}{{ messages[-1].content | upper }}", []),
@@ -315,6 +315,34 @@ def test_a_template_may_leave_out_earlier_reasoning() -> None:
     found = pieces("own", talk, template)
     assert text_of(found) == "a one b <think>two?</think>two <think></think>5 "
     assert [piece.text for piece in found if not piece.is_template] == ["a", "one", "b", "two?", "two", "5"]
+
+
+def test_contents_stay_text_where_the_template_cuts_the_reasoning_out_of_one() -> None:
+    """As Qwen3's and DeepSeek R1's do with earlier answers, which many servers log with their reasoning."""
+    answers = ["<think>\nhm </s>\n</think>\n\nTwo. ", "\n\nno reasoning\n"]
+    for answer in answers:
+        talk = [{"role": "user", "content": "How many </s>?"}, {"role": "assistant", "content": answer}, *HI]
+        template = (
+            "{% for m in messages %}[{{ m.content.split('</think>')[-1].lstrip('\n') if m.role == 'assistant' else m.content }}]"
+            "{% endfor %}"
+        )
+        found = pieces("own", talk, template)
+        said = answer.rpartition("</think>")[2].lstrip("\n")
+        assert text_of(found) == transformers_text(talk, template) == f"[How many </s>?][{said}][hi]"
+        assert [piece.text for piece in found if not piece.is_template] == ["How many </s>?", said, "hi"]
+
+
+def test_reasoning_stays_text_without_the_line_breaks_around_it() -> None:
+    """As Qwen3's template writes that of the turn that it continues."""
+    thinks = {"role": "assistant", "content": "\n\nWait. ", "reasoning_content": "\n hm </s>\n"}
+    template = (
+        "{% for m in messages %}{% if m.reasoning_content is string %}<think>\n{{ m.reasoning_content.strip('\n') }}\n</think>\n\n"
+        "{{ m.content.lstrip('\n') }}{% else %}{{ m.content }}{% endif %}{% endfor %}"
+    )
+    talk = [*HI, thinks, {"role": "tool", "content": "5"}]
+    found = pieces("own", talk, template)
+    assert text_of(found) == transformers_text(talk, template) == "hi<think>\n hm </s>\n</think>\n\nWait. 5"
+    assert [piece.text for piece in found if not piece.is_template] == ["hi", " hm </s>", "Wait. ", "5"]
 
 
 THINKS = "{% for m in messages %}{{ m.content }}|{% endfor %}{% if not (enable_thinking | default(true)) %}<think></think>{% endif %}"

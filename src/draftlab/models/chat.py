@@ -7,7 +7,7 @@ import functools
 import itertools
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from draftlab.errors import UserError
@@ -54,8 +54,8 @@ def pieces(
     ``plain`` writes a line break between two contents. Only ``own`` has a place for reasoning, calls and schemas.
     ``rendered`` is for a single text that is in the model's template already: all of it counts as the template's.
 
-    A content, or a reasoning, is a piece of its own if the template writes it as it is, without the space around it, or as JSON. If the
-    template changes one otherwise, such as to cut the reasoning out of a content, everything is one piece of the template.
+    A content, or a reasoning, is a piece of its own if the template writes it as it is, without the space around it, without the reasoning
+    before ``</think>`` in it, or as JSON. If the template changes one otherwise, everything is one piece of the template.
 
     **Raises:** ``UserError`` for an unknown template, and for one that fails or that leaves the last message out.
 
@@ -110,10 +110,7 @@ def _aligned(parts: Sequence[str], contents: Mapping[str, str], whole: str) -> l
     found: list[Piece] = []
     place = 0
     for part, after in itertools.zip_longest(parts, parts[1:], fillvalue=""):
-        content = contents.get(part, part)
-        ways = (
-            (content, content.strip(), json.dumps(content, ensure_ascii=False)[1:-1]) if part in contents else (part,)
-        )
+        ways = _ways(contents[part]) if part in contents else (part,)
         following = "" if after in contents else after
         text = next((way for way in ways if whole.startswith(way + following, place)), None)
         if text is None:
@@ -121,6 +118,13 @@ def _aligned(parts: Sequence[str], contents: Mapping[str, str], whole: str) -> l
         found.append(Piece(text, part not in contents))
         place += len(text)
     return [piece for piece in found if piece.text] if place == len(whole) else []
+
+
+def _ways(content: str) -> Iterator[str]:
+    """How templates write a content: as it is, without the space or the line breaks around it, without its reasoning, or as JSON."""
+    for text in (content, content.rpartition("</think>")[2]):
+        yield from (text, text.lstrip("\n"), text.strip("\n"), text.strip())
+    yield json.dumps(content, ensure_ascii=False)[1:-1]
 
 
 def _vicuna(messages: Sequence[Message], system: str) -> str:
