@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from draftlab.errors import UserError
 from draftlab.files.atomic import SEAL
 from draftlab.files.rope_scaling import RopeScaling
+from draftlab.files.weights import parameter_count
 from draftlab.models import load_model, set_up_gpu
 from draftlab.models.llama import Llama, LlamaConfig
 from draftlab.models.llama_decoder import _causal_mask
@@ -102,6 +103,21 @@ def test_sharded_weights_are_read(model: Llama, tmp_path: Path) -> None:
     single.rename(tmp_path / "model/model.safetensors")
     again = load_model(tmp_path / "model")  # as transformers, which leaves the index alone beside it
     assert torch.equal(again.answer_logits(PROMPTS, ANSWERS), model.answer_logits(PROMPTS, ANSWERS))
+
+
+def test_a_copy_of_the_embedding_as_the_head_counts_once(tmp_path: Path) -> None:
+    """As the folders of Qwen3-0.6B and 1.7B hold it."""
+    for tied in (True, False):
+        model = Llama(dataclasses.replace(SMALL, tie_word_embeddings=tied)).initialise(torch.Generator().manual_seed(0))
+        model.save(folder := tmp_path / f"{tied}")
+        (folder / SEAL).unlink()
+        weights = load_file(folder / "model.safetensors")
+        save_file(
+            {"lm_head.weight": weights["model.embed_tokens.weight"].clone()} | weights, folder / "model.safetensors"
+        )
+        again = load_model(folder)
+        assert sum(weight.numel() for weight in again.parameters()) == parameter_count(folder)
+        torch.testing.assert_close(again.answer_logits(PROMPTS, ANSWERS), model.answer_logits(PROMPTS, ANSWERS))
 
 
 def test_answer_logits_are_those_of_each_request_alone(model: Llama) -> None:

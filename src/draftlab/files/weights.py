@@ -43,16 +43,23 @@ def weights_digest(folder: Path) -> str:
 
 
 def parameter_count(folder: Path) -> int:
-    """The number of weights of a model folder or a GGUF file, counted without reading them."""
+    """The number of weights of a model folder or a GGUF file, counted without reading them.
+
+    A head that ``config.json`` calls the embedding counts once, even if the folder has a copy of it, as Qwen3's have. A T5's counts: it may differ.
+    """
     if is_gguf(folder):
         from draftlab.files.gguf_header import read_header
 
         return read_header(folder).parameters
+    file = folder / "config.json"
+    config = read_object(file) if file.is_file() else {}
+    copy = "lm_head.weight" if config.get("tie_word_embeddings") is True and config.get("model_type") != "t5" else None
     total = 0
     for path in weight_files(folder):
         try:
-            with safe_open(path, "pt") as file:
-                total += sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
+            with safe_open(path, "pt") as weights:
+                names = [name for name in weights.keys() if name != copy]  # noqa: SIM118 (not a dict)
+                total += sum(math.prod(weights.get_slice(name).get_shape()) for name in names)
         except (SafetensorError, OSError) as error:
             check_no_pointer(path)
             raise UserError(f"damaged weights: {error}", file=path, remedy="fetch or make the model again") from None
