@@ -20,6 +20,7 @@ from draftlab.models import load_model, set_up_gpu
 from draftlab.models.llama import Llama, LlamaConfig
 from draftlab.models.llama_decoder import _causal_mask
 from draftlab.models.packed import PACKED, PACKED_PRODUCT, PackedLinear
+from draftlab.models.rotary import rotation_table
 from draftlab.models.weights import read_weights
 
 SMALL = LlamaConfig(
@@ -118,6 +119,13 @@ def test_a_copy_of_the_embedding_as_the_head_counts_once(tmp_path: Path) -> None
         again = load_model(folder)
         assert sum(weight.numel() for weight in again.parameters()) == parameter_count(folder)
         torch.testing.assert_close(again.answer_logits(PROMPTS, ANSWERS), model.answer_logits(PROMPTS, ANSWERS))
+
+
+def test_a_draft_shares_its_targets_table_of_rotations() -> None:
+    """That of 128k tokens takes 67 MB."""
+    cpu, draft = torch.device("cpu"), dataclasses.replace(SMALL, num_hidden_layers=1, head_tokens=8)
+    assert rotation_table(SMALL, cpu) is rotation_table(draft, cpu)
+    assert rotation_table(SMALL, cpu) is not rotation_table(FAMILIES["llama3"], cpu)
 
 
 def test_answer_logits_are_those_of_each_request_alone(model: Llama) -> None:
