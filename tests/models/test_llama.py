@@ -128,6 +128,7 @@ def test_a_draft_shares_its_targets_table_of_rotations() -> None:
     assert rotation_table(SMALL, cpu) is not rotation_table(FAMILIES["llama3"], cpu)
 
 
+@pytest.mark.parametrize("model", FAMILIES, indirect=True)
 def test_answer_logits_are_those_of_each_request_alone(model: Llama) -> None:
     together = model.answer_logits(PROMPTS, ANSWERS)
     alone = []
@@ -139,6 +140,7 @@ def test_answer_logits_are_those_of_each_request_alone(model: Llama) -> None:
     torch.testing.assert_close(model.answer_logits(PROMPTS, ANSWERS, where), together[where])
 
 
+@pytest.mark.parametrize("model", FAMILIES, indirect=True)
 def test_answer_logits_are_differentiable_in_every_weight(model: Llama) -> None:
     model.answer_logits(PROMPTS, ANSWERS).logsumexp(-1).sum().backward()
     for name, weight in model.named_parameters():
@@ -154,6 +156,7 @@ def test_training_works_after_inference() -> None:
     model.answer_logits(PROMPTS, ANSWERS).sum().backward()
 
 
+@pytest.mark.parametrize("model", FAMILIES, indirect=True)
 @torch.inference_mode()
 def test_cache_equals_the_whole_sequence(model: Llama) -> None:
     """Ragged rows, chunks of one and of several tokens, a crop in between, rows copied and dropped."""
