@@ -173,6 +173,14 @@ def test_pickled_weights_are_fetched_only_where_there_are_no_others(tmp_path: Pa
         assert not any("pytorch_model" in request.path for request in hub.requests)
 
 
+def test_a_second_copy_of_the_weights_is_not_fetched(tmp_path: Path) -> None:
+    """Mistral's repositories hold one, of 14.5 GB for a 7B."""
+    with serve({"models": MODEL | {"consolidated.safetensors": WEIGHTS}, "datasets": {}}) as hub:
+        assert client(hub, "models", tmp_path, ["fine"])[0] == {"fine": len(WEIGHTS)}
+        assert not [request.path for request in hub.asked("fine") if "consolidated" in request.path]
+    assert sorted(file.name for file in (tmp_path / "fine").glob("*.safetensors")) == ["model.safetensors"]
+
+
 def test_the_classifier_offline_is_one_line(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "p.jsonl", [Prompt("0", "arena", "train", "hello")])
     options = [

@@ -22,6 +22,8 @@ from draftlab.models.config import TOOL_TEMPLATE, context_of, copy_files, is_hea
 from draftlab.models.pickled import PICKLED, PICKLED_INDEX, convert
 
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
+SECOND_COPY = "consolidated*"
+"""All weights once more, under other names, in Mistral's repositories."""
 VOCABULARIES = (("tokenizer.model",), ("spiece.model",), ("vocab.json", "merges.txt"), ("vocab.txt",))
 """The tokenizer files of repositories without tokenizer.json; it can be made from any of these sets."""
 
@@ -161,7 +163,11 @@ def _resolve(name: str, patterns: tuple[str, ...], otherwise: str = "give a loca
 
     def download(again: bool) -> str:
         folder = snapshot_download(
-            repository, revision=revision or None, allow_patterns=list(patterns), force_download=again
+            repository,
+            revision=revision or None,
+            allow_patterns=list(patterns),
+            ignore_patterns=SECOND_COPY,
+            force_download=again,
         )
         for file in sorted(Path(folder).iterdir()):
             if not file.exists() and any(file.match(pattern) for pattern in patterns):
