@@ -1,6 +1,7 @@
 """Plans of runs: what is refused, which cells exist, and what an edit of code or values changes."""
 
 import contextlib
+import json
 import re
 import shutil
 import subprocess
@@ -19,6 +20,7 @@ from draftlab.files.tables import tables_in
 from draftlab.files.yaml_files import read_yaml
 from draftlab.plan import outlook
 from draftlab.plan.experiment import PROFILES
+from draftlab.plan.run import run_of
 from draftlab.plan.scale import Size
 from draftlab.stages import STAGES, acceptance
 from draftlab.stages._schemes import LiveScheme
@@ -516,7 +518,7 @@ def test_a_wrong_scale_is_refused(tmp_path, old, new, message):
         ),
         ({"experiments": "osd_ofline"}, "osd_ofline.*osd_offline"),
         ({"template_options": {"a": 1}}, "--config: template_options: the template vicuna_short has none"),
-        ({"template_options": "a"}, "template_options: .*dictionary"),
+        ({"template_options": "a"}, "template_options: give a mapping, not 'a'"),
         (
             {"scale": "shapes", "template_options": {"a": 1}},
             "--config: template_options: scale shapes reads no requests",
@@ -526,6 +528,26 @@ def test_a_wrong_scale_is_refused(tmp_path, old, new, message):
 def test_wrong_config_values_are_refused(config, message):
     with pytest.raises(UserError, match=message):
         plan.load_run(config, WORKFLOW)
+
+
+def test_template_options_have_the_types_that_a_template_expects():
+    """Snakemake leaves every value in a mapping a text, and gives its jobs Python's form."""
+    from snakemake.cli import parse_config
+
+    wanted = {
+        "enable_thinking": False,
+        "effort": "low",
+        "date": "2026-01-02",
+        "most": 512,
+        "of": [True, None, "NaN", "1 2"],
+    }
+    for text in (json.dumps(wanted), str(wanted), yaml.safe_dump(wanted, default_flow_style=True, width=1000).strip()):
+        words = ["dataset=mine.jsonl", "target=package:smollm2-135m-instruct", f"template_options={text}"]
+        for run in (run_of(words), plan.load_run(parse_config(words), WORKFLOW)):
+            assert run.settings.data.template_options == wanted
+            again = run_of(run.given)
+            assert again.settings.data.template_options == wanted
+            assert again.name == run.name
 
 
 def test_missing_files_of_a_scale_are_all_named_and_how_to_get_them():

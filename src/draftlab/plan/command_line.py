@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,30 @@ def _parsed(text: str) -> Any:
         return yaml.load(text, Loader=yaml.BaseLoader)
     except yaml.YAMLError:
         return text
+
+
+WORDS = {"True": "true", "False": "false", "None": "null"}
+"""How Python writes what JSON writes otherwise. Snakemake gives its jobs Python's form."""
+
+
+def typed(value: Any) -> Any:
+    """A value that Snakemake read, in which it left numbers and truth values as texts: they are what JSON takes them for.
+
+    >>> typed({"enable_thinking": "false", "effort": "low", "levels": ["1", "None"]})
+    {'enable_thinking': False, 'effort': 'low', 'levels': [1, None]}
+    """
+    if isinstance(value, Mapping):
+        return {key: typed(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [typed(inner) for inner in value]
+    if not isinstance(value, str):
+        return value
+    try:
+        found = json.loads(WORDS.get(value, value))
+    except ValueError:
+        return value
+    is_one = found is None or (isinstance(found, int | float) and math.isfinite(found))
+    return found if is_one else value
 
 
 def check_text(key: str, text: str) -> None:

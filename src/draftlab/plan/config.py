@@ -19,7 +19,7 @@ from draftlab.latency.sizes import architecture_of
 from draftlab.models.config import context_of
 from draftlab.models.hub import WEIGHTS
 from draftlab.models.pickled import PICKLED
-from draftlab.plan.command_line import QUOTES, check_text
+from draftlab.plan.command_line import QUOTES, check_text, typed
 from draftlab.plan.scale import MAIN, SCALES, Pair, Scale
 
 HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+(@[\w./-]+)?")
@@ -67,6 +67,12 @@ class RunConfig(Settings):
     def _is_no_flag(cls, value: str | None) -> str | None:
         """Prefix a file whose name begins with a dash, so that it is not read as a flag."""
         return f"./{value}" if value and value.startswith("-") else value
+
+    @field_validator("template_options", mode="before")
+    @classmethod
+    def _are_values(cls, value: Any) -> Any:
+        """A template takes the text ``false`` for true."""
+        return typed(value) if isinstance(value, Mapping) else value
 
     @field_validator("name")
     @classmethod
