@@ -205,7 +205,9 @@ def _architecture(config: dict[str, Any]) -> str:
 def _rope_divisors(config: dict[str, Any]) -> Array | None:
     """By what rotary frequencies are divided; None if positions are not stretched."""
     scaling = rope_scaling_of(config)
-    return None if scaling is None else scaling.divisors(_rope_theta(config), head_dim(config)).astype(np.float32)
+    if scaling is None:
+        return None
+    return np.array(scaling.divisors(_rope_theta(config), head_dim(config)), dtype=np.float32)
 
 
 def _rope_theta(config: dict[str, Any]) -> float:

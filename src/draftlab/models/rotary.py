@@ -27,7 +27,7 @@ def _table(
     """The table outlives the call: no inference tensor, training needs it."""
     frequencies = theta ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
     if scaling is not None:
-        frequencies /= torch.from_numpy(scaling.divisors(theta, dim))
+        frequencies /= torch.tensor(scaling.divisors(theta, dim), dtype=torch.float64)
     angles = torch.outer(torch.arange(context, dtype=torch.float64), frequencies)
     return torch.polar(torch.ones_like(angles), angles).to(device, torch.complex64)
 
