@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gguf
 import llama_cpp.llama_cpp as lib
 import numpy as np
 import pytest
@@ -35,7 +36,7 @@ from draftlab.latency.pair import open_pair
 from draftlab.latency.settings import Engine
 from draftlab.models import hub, load_model, load_tokenizer
 from draftlab.models.gguf import export
-from draftlab.models.gguf_import import ORIGINAL, TRIAL, check_loads, write_folder
+from draftlab.models.gguf_import import ORIGINAL, SPLITS, TRIAL, check_loads, write_folder
 from draftlab.models.llama_cpp import LlamaCpp
 from draftlab.models.tokenizer import train_tokenizer
 from draftlab.plan import WORKFLOW, load_run
@@ -206,6 +207,21 @@ def test_a_made_folder_keeps_the_file_its_tokenizer_and_its_template(tmp_path: P
             assert ours.decode(ours.encode(text)) == text
 
 
+@pytest.mark.parametrize("split", gguf_header.SPLITS)
+def test_texts_are_cut_as_in_llama_cpp(split: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name_split = gguf.GGUFWriter.add_tokenizer_pre
+    monkeypatch.setattr(gguf.GGUFWriter, "add_tokenizer_pre", lambda writer, _: name_split(writer, split))
+    file = gguf_of(network("llama", True), tmp_path / "toy")
+    ours = load_tokenizer(file)
+    with LlamaCpp(file) as model:
+        vocabulary = lib.llama_model_get_vocab(model._model)
+        for text in [*TEXTS, "in 2024: 12345 or 7\n\n  it'LL do", "a.b,,c\r\n\tTAB  "]:
+            content, found = text.encode(), (lib.llama_token * 99)()
+            count = lib.llama_tokenize(vocabulary, content, len(content), found, 99, False, False)
+            assert ours.encode(text) == found[:count], text
+    assert set(SPLITS) == set(gguf_header.SPLITS)
+
+
 def refused(path: Path) -> str:
     with pytest.raises(UserError) as error:
         read_header(path)
@@ -213,8 +229,6 @@ def refused(path: Path) -> str:
 
 
 def test_what_cannot_be_represented_is_refused_before_a_job_starts(tmp_path: Path) -> None:
-    import gguf
-
     writer = gguf.GGUFWriter(tmp_path / "other.gguf", "gemma3")
     writer.add_tensor("token_embd.weight", np.zeros((4, 4), np.float32))
     for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):

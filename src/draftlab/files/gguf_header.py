@@ -19,7 +19,7 @@ from draftlab.errors import UserError
 from draftlab.files.rope_scaling import RopeScaling, scaling_of
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
-SPLITS = ("gpt-2", "smollm", "qwen2", "llama-bpe")
+SPLITS = ("gpt-2", "smollm", "qwen2", "deepseek-r1-qwen", "llama-bpe")
 """Supported ways to split text before byte-level BPE, by their name in the file (``tokenizer.ggml.pre``)."""
 
 PACKINGS = {

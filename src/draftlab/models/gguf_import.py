@@ -64,6 +64,7 @@ SPLITS: dict[str, Callable[[], Any]] = {
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     ),
     "qwen2": lambda: _split(""),
+    "deepseek-r1-qwen": lambda: _split(""),
     "llama-bpe": lambda: _split("{1,3}"),
 }
 """How text is split before byte-level BPE, by the name in the file (``tokenizer.ggml.pre``)."""
