@@ -122,6 +122,16 @@ def test_a_longer_batch_takes_its_cache_and_a_larger_one_its_distributions() -> 
     assert in_parts - training(small, 8, 256, 64, 8) == 4 * small.parameters, "the gradients of the parts before"
 
 
+def test_a_long_context_takes_no_more_than_the_longest_request() -> None:
+    """Llama 3.1 reads 131,072 tokens, whose cache would take 17 GB."""
+    pair = {"target": "meta-llama/Llama-3.1-8B-Instruct", "draft": "meta-llama/Llama-3.2-1B-Instruct"}
+    timed = [job for job in needs.jobs(run(experiments="osd_latency_alpha", **pair)) if job.rule == "latency_alpha"]
+    weights = 2e6 * (PRINTED[pair["target"]] + PRINTED[pair["draft"]])
+    assert timed
+    for job in timed:
+        assert weights < (job.peak or 0) < weights + 1e9
+
+
 def test_a_recorded_pass_takes_the_bytes_that_are_planned() -> None:
     for vocab, kept in ((50, 50), (WHOLE_VOCAB, WHOLE_VOCAB), (WHOLE_VOCAB + 1, 8)):
         log_probs, ids = compact_distribution(torch.zeros(6, vocab), torch.zeros(6, dtype=torch.int64), kept)

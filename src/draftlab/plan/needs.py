@@ -329,11 +329,12 @@ def _timed(pair: Pair, settings: TimedUpdates, draft: Sizes, answer: int) -> int
 
 
 def _engine(run: Run, settings: Engine) -> int | None:
-    """The memory of target and draft in llama.cpp for one request: weights in their type, and a float16 cache of the whole context."""
+    """The memory of target and draft in llama.cpp for one request: weights in their type, and a float16 cache of the longest request."""
     if run.settings.by_architecture or settings.weights not in ("f16", "bf16", "f32"):
         return None
-    models = [model_of(run.settings.pairs[settings.pair], role) for role in ("target", "draft")]
+    pair = run.settings.pairs[settings.pair]
+    models = [model_of(pair, role) for role in ("target", "draft")]
     if None in models:
         return None
     size = 4 if settings.weights == "f32" else 2
-    return sum(m.sizes.parameters * size + m.sizes.context * m.sizes.entry * 2 for m in models if m)
+    return sum(m.sizes.parameters * size + _context(pair, m.sizes) * m.sizes.entry * 2 for m in models if m)
