@@ -14,7 +14,7 @@ from benchmarks import profiles as derived
 from draftlab.core.theory import expected_block_length
 from draftlab.errors import UserError
 from draftlab.serving import load, profiles, simulate, sweep, traces
-from draftlab.serving.acceptance import alpha_of_length, from_alpha, from_histograms
+from draftlab.serving.acceptance import alpha_of_length, alphas_of_blocks, from_alpha, from_histograms
 from draftlab.serving.profiles import Attention, Costs, Profile
 from draftlab.serving.traces import Arrivals
 
@@ -207,6 +207,18 @@ def test_alpha_of_length_inverts_the_block_length() -> None:
     assert_allclose(alpha_of_length(expected_block_length(0.63, 5), 5), 0.63, atol=1e-9)
     with pytest.raises(UserError, match="between 1 and"):
         alpha_of_length(7.0, 5)
+
+
+def test_the_alpha_of_an_answer_follows_from_its_blocks_of_which_the_last_may_be_cut() -> None:
+    """By hand: two tokens take 2 - alpha blocks; with one drafted token, three take 1 + (1 - alpha) (2 - alpha) + alpha."""
+    blocks, tokens = np.array([1.7, 2.25, 3.0, 1.0]), np.array([2, 3, 3, 1])
+    assert_allclose(alphas_of_blocks(blocks, tokens, 1), [0.3, 0.5, 0.0, 0.0], atol=1e-12)
+    rng, left, taken = np.random.default_rng(0), np.full(20_000, 9), 0
+    while len(left):
+        taken += len(left)
+        left = left - 1 - from_alpha(0.8).draw(np.zeros(len(left), dtype=int), 4, rng)
+        left = left[left > 0]
+    assert_allclose(alphas_of_blocks(np.array([taken / 20_000]), np.array([9]), 4), 0.8, atol=0.005)
 
 
 def test_the_speedup_without_a_queue_is_the_papers_formula() -> None:

@@ -22,7 +22,7 @@ from draftlab.core.theory import expected_block_length
 from draftlab.data.prompts import Prompt, Rejection
 from draftlab.engine.answers import Answer
 from draftlab.engine.recording import load_pass
-from draftlab.engine.replay import replay
+from draftlab.engine.replay import Agreement, replay, walk
 from draftlab.engine.replay_lengths import cut, draft_everywhere
 from draftlab.engine.replay_suffixes import continue_everywhere
 from draftlab.errors import UserError
@@ -529,13 +529,19 @@ def test_the_simulated_requests_are_those_of_whole_conversations(monkeypatch: py
 def test_an_idle_server_gives_the_answer_of_one_request_where_long_answers_accept_more(
     trace: bool, monkeypatch: pytest.MonkeyPatch
 ):
-    """Half of the requests write 90 tokens at an acceptance of 0.95, half 9 at 0.1."""
+    """Half of the requests write 90 tokens at an acceptance of 0.95, half 9 at 0.1; their last blocks end with them."""
     monkeypatch.setattr(verdict_under_load, "LOADS", 2)
-    counts = ["emitted", "blocks", "accepted", "visited", "drafted", "steps"]
-    short = table(0.1, 30).assign(
-        request_id=lambda t: t["request_id"] + 30, **{c: lambda t, c=c: t[c] / 10 for c in counts}
-    )
-    rows = pd.concat([table(0.95, 30), short]).assign(prompt_tokens=1)
+
+    def answers(alpha: float, tokens: int) -> pd.DataFrame:
+        ratio = np.full(tokens, alpha)
+        walked = [walk(Agreement([tokens], ratio, ratio, ratio), k) for k in range(1, 9)]
+        made = table(alpha, 30).assign(emitted=float(tokens))
+        for name in ("blocks", "accepted", "visited"):
+            made[name] = np.tile([float(getattr(one, name)[0]) for one in walked], 30)
+        return made.assign(drafted=made["draft_len"] * made["blocks"], steps=made["draft_len"] * made["blocks"])
+
+    short = answers(0.1, 9).assign(request_id=lambda t: t["request_id"] + 30)
+    rows = pd.concat([answers(0.95, 90), short]).assign(prompt_tokens=1)
     costs = from_probes(probes(more=0.0), 100)
     found = judge("distilled", rows, costs)
     arrivals = Arrivals(np.arange(200.0) * 1e3, np.ones(200, int), np.full(200, 90), {}) if trace else None
@@ -554,6 +560,17 @@ def test_an_idle_server_pays_for_loop_catch_up_and_lookup_as_one_request_does(
     found = judge(option, rows, costs)
     idle = verdict_under_load.under_load(rows, found, costs, 0.001, None)[0]
     assert idle.by_length[found.draft_len] == pytest.approx(found.speedup.estimate, rel=0.06)
+
+
+def test_under_load_too_an_answer_may_end_within_a_block(monkeypatch: pytest.MonkeyPatch):
+    """A perfect draft of four tokens writes six in two blocks. The server takes the first from the prompt, so one block writes the others: 11 + 14 ms
+    in place of 60."""
+    monkeypatch.setattr(verdict_under_load, "LOADS", 1)
+    counts = {"emitted": 6.0, "blocks": 2.0, "accepted": 5.0, "visited": 5.0, "drafted": 8.0, "steps": 8.0}
+    rows = table(1.0).query("draft_len == 4").assign(prompt_tokens=1, **counts)
+    costs = from_probes(probes(step=0.1, more=0.0), 100)
+    idle = verdict_under_load.under_load(rows, judge("distilled", rows, costs), costs, 0.001, None)[0]
+    assert idle.by_length[4] == pytest.approx(60 / (11 + 14))
 
 
 @pytest.mark.parametrize("trace", [False, True])

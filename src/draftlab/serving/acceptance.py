@@ -108,3 +108,25 @@ def alpha_of_length(length: float, draft_len: int) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if expected_block_length(middle, draft_len) < length else (low, middle)
     return (low + high) / 2
+
+
+def alphas_of_blocks(
+    blocks: Float64[np.ndarray, " requests"], tokens: Int[np.ndarray, " requests"], draft_len: int
+) -> Float64[np.ndarray, " requests"]:
+    """The alpha at which each answer of ``tokens`` tokens takes ``blocks`` blocks on average; an answer may end within its last block.
+
+    A block emits j tokens with probability e_j, so n tokens take ``B(n) = 1 + sum over j of e_j B(n - j)`` blocks. B falls with alpha, and is inverted
+    between neighbouring alphas of a grid. One token takes one block at every alpha; 0 is returned.
+
+    >>> alphas_of_blocks(np.array([2.0, 6.0]), np.array([6, 6]), draft_len=4)
+    array([1., 0.])
+    """
+    alphas = np.linspace(0, 1, 1001)
+    powers = alphas ** np.arange(draft_len + 1)[:, None]
+    emits = powers - np.pad(powers[1:], ((0, 1), (0, 0)))
+    expected = np.zeros((int(tokens.max(initial=0)) + 1, len(alphas)))
+    for n in range(1, len(expected)):
+        known = expected[max(n - draft_len - 1, 0) : n][::-1]
+        expected[n] = 1 + (emits[: len(known)] * known).sum(axis=0)
+    pairs = zip(blocks, tokens, strict=True)
+    return np.array([np.interp(count, expected[n, ::-1], alphas[::-1]) for count, n in pairs])

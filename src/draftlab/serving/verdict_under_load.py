@@ -11,7 +11,7 @@ import pandas as pd
 from jaxtyping import Int
 
 from draftlab.serving import traces
-from draftlab.serving.acceptance import alpha_of_length, from_alpha
+from draftlab.serving.acceptance import alphas_of_blocks, from_alpha
 from draftlab.serving.costs import BlockCosts
 from draftlab.serving.profiles import Profile
 from draftlab.serving.speedup import held_out, mean_context, other_costs, range_of_few, resampled
@@ -40,8 +40,8 @@ def under_load(
     With a trace, which has lengths of its own, acceptance is drawn from the log in proportion to its tokens.
     """
     replayed = held_out(rows, option)
-    block_lengths = (replayed["emitted"] / replayed["blocks"]).clip(1, option.draft_len + 1)
-    alphas = np.array([alpha_of_length(length, option.draft_len) for length in block_lengths])
+    emitted = replayed["emitted"].to_numpy().astype(int)
+    alphas = alphas_of_blocks(replayed["blocks"].to_numpy(), emitted, option.draft_len)
     share = 1 - float(replayed["empty"].sum() / replayed["blocks"].sum())
     profile = _profile_of(replayed, costs)
     prompts = replayed["prompt_tokens"].to_numpy(int)
