@@ -1096,6 +1096,15 @@ def test_suffix_decoding_pays_for_its_search_where_it_was_measured(option: str):
     assert elsewhere.speedup == lookup.speedup
 
 
+def test_suffix_decoding_whose_blocks_differ_in_length_is_not_simulated_under_load():
+    """The simulated server would read five drafted tokens in every block, of which suffix decoding drafts two."""
+    found_more = table(0.8, option="suffix").assign(steps=0.0, drafted=lambda t: t["blocks"] * t["draft_len"] * 0.4)
+    rows = pd.concat([found_more, table(0.5, option="lookup").assign(steps=0.0), table(0.6)])
+    found = decide(rows, facts=FACTS | {"search_seconds": 0.0}, rate=4.0)
+    assert found.best == "suffix"
+    assert sorted(found.load) == ["distilled", "lookup"]
+
+
 def test_lookup_alone_is_served_by_the_engine_of_the_target():
     found = decide(table(0.8, option="lookup", spread=0.1).assign(steps=0.0))
     assert found.best == "lookup"

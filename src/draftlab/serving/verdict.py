@@ -66,8 +66,8 @@ def decide(
     load = {}
     rate = rate or (trace.rate if trace else None)
     if rate and not too_few(requests):
-        # The simulated server drafts as many tokens in every block.
-        fixed_length = [option for option in ranked if not option.threshold]
+        # The simulated server drafts as many tokens in every block; suffix decoding drafts no more than its pattern has.
+        fixed_length = [option for option in ranked if not (option.threshold or option.name.startswith("suffix"))]
         load = {
             option.name: under_load(rows, option, costs_of(option.name, costs, facts), rate, trace, progress)
             for option in fixed_length[:2]
