@@ -46,7 +46,7 @@ from draftlab.serving.costs import BlockCosts, from_probes, from_profile
 from draftlab.serving.monitor import read_promise
 from draftlab.serving.profiles import load as load_profile
 from draftlab.serving.profiles import save
-from draftlab.serving.speedup import break_even, outcome, range_of, range_of_few, speedup
+from draftlab.serving.speedup import break_even, outcome, range_of, range_of_few, ratio, speedup
 from draftlab.serving.sweep import TOO_LARGE
 from draftlab.serving.traces import Arrivals
 from draftlab.serving.verdict_format import NAMES, AtLoad, Forecast, Judged, Option, Range, Verdict
@@ -386,6 +386,18 @@ def test_the_interval_is_for_requests_to_come():
 def test_an_interval_leaves_out_a_fortieth_at_each_end():
     found = range_of(np.array([7.0, *range(1001)]))
     assert (found.estimate, found.low, found.high) == (7, 25, 975)
+
+
+def test_an_interval_over_few_conversations_is_as_wide_as_by_students_quantile():
+    """Ten conversations of five requests: t(9) = 2.262 standard errors to each side of a mean, and for ten further ones sqrt(2) as many."""
+    means = np.array([0.38, 0.42, 0.45, 0.48, 0.49, 0.51, 0.52, 0.55, 0.58, 0.62])
+    conversation = np.repeat(np.arange(10), 5)
+    rows = table(0.5, 50).query("draft_len == 3").assign(conversation=conversation)
+    error = means.std(ddof=1) / 10**0.5
+    alpha = ratio(rows.assign(accepted=means[conversation], visited=1.0), "accepted", "visited")
+    assert alpha.high - alpha.low == pytest.approx(2 * 2.262 * error, rel=0.08)
+    gain = speedup(rows.assign(emitted=means[conversation], blocks=1.0, drafted=3.0, steps=0.0), COSTS)
+    assert gain.high - gain.low == pytest.approx(2 * 2.262 * 2**0.5 * error / 1.15, rel=0.10)
 
 
 @pytest.mark.parametrize(

@@ -36,14 +36,15 @@ def _weights(rows: pd.DataFrame, future: int = 0) -> Float64[np.ndarray, "draws 
     """How often each request counts in each resample; the first row counts each once.
 
     With ``future``, about that many future requests are drawn from each resample. Requests of one ``conversation`` are drawn together, if
-    there is such a column.
+    there is such a column. The fewer are drawn, the more a resample varies: so many are drawn that intervals are as wide as by Student's quantile.
     """
     rng = np.random.default_rng(0)
     unit = _conversation(rows)
     units = int(unit.max()) + 1
-    drawn = rng.multinomial(units, np.full(units, 1 / units), DRAWS)
+    fewer = max(1, round(units * (quantile(1) / quantile(1, units - 1)) ** 2))
+    drawn = rng.multinomial(fewer, np.full(units, 1 / units), DRAWS)
     if future:
-        drawn = rng.multinomial(max(1, round(future * units / len(rows))), drawn / units)
+        drawn = rng.multinomial(max(1, round(future * fewer / len(rows))), drawn / fewer)
     return np.vstack([np.ones(len(rows)), drawn[:, unit]])
 
 
