@@ -749,13 +749,22 @@ def test_a_learning_curve_says_what_twice_the_requests_would_add(tmp_path: Path)
     twice = odds[1] * (odds[1] / odds[0]) ** 0.5
     assert adds.estimate == pytest.approx(twice / (1 + twice) - now)
     assert list(curve.points) == [0, 50, 100, 400, 800]
-    assert curve.points[800].high == pytest.approx(now + adds.high)
+    assert curve.points[800].estimate == pytest.approx(now + adds.estimate)
     assert 0.02 < adds.low < adds.estimate < adds.high < 1 - now
     said = (
         f"on the first 0, 50, 100, 400 requests, the draft has an acceptance of 0.20, 0.40, 0.50, {now:.2f}. Twice the"
     )
     text = page(found, tmp_path, "", tmp_path)
     assert f"{said} requests would add about {adds.show()}." in text
+
+
+def test_the_forecast_of_acceptance_is_as_uncertain_as_the_acceptance_that_it_starts_from():
+    """Requests differ widely, and twice as many add next to nothing to each of them."""
+    rows = pd.concat([table(0.595, 40, "distilled_on_quarter", spread=0.35), table(0.6, 40, spread=0.35)])
+    (found,) = decide(rows, facts=FACTS | {"learnt": {"distilled_on_quarter": 100, "distilled": 400}}).options
+    assert found.learning is not None
+    now, twice = (found.learning.points[n] for n in (400, 800))
+    assert twice.high - twice.low == pytest.approx(now.high - now.low, rel=0.05)
 
 
 @pytest.mark.parametrize(

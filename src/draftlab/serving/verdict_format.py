@@ -107,22 +107,18 @@ class Forecast(_Record):
 class Learning(_Record):
     """Acceptance on the held-out requests, at one draft length, of drafts that were distilled on the first ``n`` requests of the stream.
 
-    ``twice_adds``: what twice the requests would add to the last of them; ``refused`` says why that is not known.
+    ``twice_adds``: what twice the requests would add to the last of them, and ``twice`` the acceptance then; ``refused`` says why that is not known.
     """
 
     alpha: dict[int, Range]
     twice_adds: Range | None = None
+    twice: Range | None = None
     refused: str = ""
 
     @property
     def points(self) -> dict[int, Range]:
         """The curve, and its forecast for twice the requests."""
-        if (adds := self.twice_adds) is None:
-            return self.alpha
-        most = max(self.alpha)
-        now = self.alpha[most].estimate
-        twice = Range(estimate=now + adds.estimate, low=now + adds.low, high=now + adds.high)
-        return self.alpha | {2 * most: twice}
+        return self.alpha if self.twice is None else self.alpha | {2 * max(self.alpha): self.twice}
 
     @property
     def sentence(self) -> str:

@@ -193,7 +193,7 @@ def learning(rows: pd.DataFrame, distilled: Option, learnt: Mapping[str, int]) -
         return Learning(alpha=alpha, refused=refused)
     fewer = sorted(alpha)[-2]
     adds = forecast.twice(draws[fewer], draws[most], np.log2(most / fewer))
-    return Learning(alpha=alpha, twice_adds=range_of(adds))
+    return Learning(alpha=alpha, twice_adds=range_of(adds), twice=range_of(draws[most] + adds))
 
 
 def payback(option: Option, untrained: float, tokens: float, facts: Mapping[str, Any], costs: BlockCosts) -> Option:
