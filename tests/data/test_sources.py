@@ -178,9 +178,22 @@ def test_an_empty_split_of_the_hub_has_no_rows_and_the_others_are_read(
     assert list(local.rows("eval")) == []
 
 
-@pytest.mark.parametrize("damage", [lambda file: file.unlink(), lambda file: file.write_bytes(file.read_bytes()[:-99])])
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-99])
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("*.arrow", Path.unlink),
+        ("*.arrow", cut),
+        ("dataset_info.json", Path.unlink),
+        ("dataset_info.json", cut),
+        ("dataset_info.json", lambda file: file.write_bytes(b"")),
+    ],
+)
 def test_cached_rows_that_are_damaged_are_made_again(
-    damage: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, damage: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Clusters delete files that were long unused one by one."""
     import datasets
@@ -190,7 +203,7 @@ def test_cached_rows_that_are_damaged_are_made_again(
     write(tmp_path / "repository/train.jsonl", *({"question": f"{n}", "answer": "1"} for n in range(99)))
     local = dataclasses.replace(GSM8K, hub_id=str(tmp_path / "repository"), config="")
     before = [row.row for row in Hub(local).rows("train")]
-    [cached] = (tmp_path / "cache").rglob("*.arrow")
+    [cached] = (tmp_path / "cache").rglob(name)
     damage(cached)
     again = dataclasses.replace(local, notes="another run")
     assert [row.row for row in Hub(again).rows("train")] == before

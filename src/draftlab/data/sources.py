@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -265,9 +266,16 @@ def _load_from_hub(dataset: Dataset, split: str) -> tuple[datasets.Dataset, str]
 
     def load(again: bool) -> tuple[datasets.Dataset, str]:
         mode = datasets.DownloadMode.FORCE_REDOWNLOAD if again else None
-        builder = datasets.load_dataset_builder(
-            dataset.hub_id, revision=dataset.revision, download_mode=mode, **{option or "name": value or None}
-        )
+        try:
+            builder = datasets.load_dataset_builder(
+                dataset.hub_id, revision=dataset.revision, download_mode=mode, **{option or "name": value or None}
+            )
+        except json.JSONDecodeError as error:
+            for info in Path(datasets.config.HF_DATASETS_CACHE).rglob(datasets.config.DATASET_INFO_FILENAME):
+                if info.read_text(encoding="utf-8", errors="replace") == error.doc:  # no answer of the hub is to blame
+                    info.unlink()  # the library would read it again and again
+                    raise hub.Damaged(f"{info} is damaged") from None
+            raise
         # Without the hub, the library takes the rows that it cached last, whichever revision is asked for.
         commit = builder.hash if COMMIT.fullmatch(builder.hash or "") else dataset.revision
         if COMMIT.fullmatch(dataset.revision) and commit != dataset.revision:
