@@ -160,11 +160,13 @@ def test_pickled_weights_are_converted_once(
             r"2.safetensors: a part of the weights is",
         ),
         ("pytorch_model.bin.index.json", ("1.bin", "2.bin"), r"pytorch_model-2.bin: a part of the weights is missing"),
+        ("model.safetensors.index.json", ("2.safetensors",), r"model-2.safetensors: a part of the weights is missing"),
+        ("pytorch_model.bin.index.json", ("2.bin",), r"pytorch_model-2.bin: a part of the weights is missing"),
     ],
 )
 def test_a_model_whose_weights_are_not_all_there_is_refused_before_it_is_taken_as_made(
     file: str,
-    content: bytes | tuple[str, str],
+    content: bytes | tuple[str, ...],
     message: str,
     opt: Path,
     tmp_path: Path,
@@ -178,7 +180,8 @@ def test_a_model_whose_weights_are_not_all_there_is_refused_before_it_is_taken_a
     else:
         kind = file.split(".")[0]
         (opt / file).write_text(json.dumps({"weight_map": {name: f"{kind}-{name}" for name in content}}))
-        (opt / f"{kind}-{content[0]}").write_bytes(WEIGHTS)
+        for name in content[:-1]:
+            (opt / f"{kind}-{name}").write_bytes(WEIGHTS)
     with pytest.raises(UserError, match=message):
         hub.copy_model(str(opt), tmp_path / "copy")
     assert not (tmp_path / "copy").exists()

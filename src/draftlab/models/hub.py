@@ -17,7 +17,7 @@ from draftlab.files.hub import ask
 from draftlab.files.json_files import write_json
 from draftlab.files.packages import package_of
 from draftlab.files.seals import content_digest, seal
-from draftlab.files.weights import is_gguf, parameter_count
+from draftlab.files.weights import is_gguf, parameter_count, parts_of
 from draftlab.models.config import TOOL_TEMPLATE, context_of, copy_files, is_head, read_config, read_eos_ids
 from draftlab.models.pickled import PICKLED, PICKLED_INDEX, convert
 
@@ -92,6 +92,8 @@ def fetch(name: str, otherwise: str = "give a local folder") -> Path:
         return source
     source = _resolve(name, (PICKLED, PICKLED_INDEX, *TOKENIZER), otherwise)
     if not any(source.glob(PICKLED)):
+        for index in (*source.glob(WEIGHTS[1]), *source.glob(PICKLED_INDEX)):
+            parts_of(index)  # names the part that is missing
         what = "no weights: neither *.safetensors nor pytorch_model*.bin"
         raise UserError(what, file=name, remedy=_or_again("use another model", name))
     if Path(name).is_dir():
