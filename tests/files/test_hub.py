@@ -265,6 +265,15 @@ def test_a_damaged_blob_of_another_revision_fails_nothing(
     assert list(cache.iterdir()) == []
 
 
+def test_what_a_killed_download_left_is_removed_and_what_another_process_writes_is_not(cache: Path) -> None:
+    abandoned, under_way = (cache / f"{'a' * 64}.{n}.incomplete" for n in ("1b2c", "3d4e"))
+    for part in (abandoned, under_way):
+        part.write_text("half of the bytes")
+    os.utime(abandoned, (0, 0))
+    assert hub.ask("model", "owner/name", lambda again: "found", otherwise="x") == "found"
+    assert list(cache.iterdir()) == [under_way]
+
+
 def test_a_blob_that_is_elsewhere_or_gone_fails_nothing(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The library links to files that several repositories share; another process may remove a damaged blob at the same time."""
     (cache / ("a" * 64)).symlink_to("absent")

@@ -5,6 +5,7 @@ No message contains an access token.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -24,6 +25,9 @@ Kind = Literal["model", "dataset"]
 
 WAITS = (1.0, 5.0, 30.0)
 """Seconds before each retry. Within an attempt the hub's library itself resumes downloads and waits when the hub asks it to."""
+
+ABANDONED = 3600.0
+"""A download that has written nothing for so many seconds was killed; one that gets no answer gives up much earlier."""
 
 PASSING = (408, 425, 429, 500, 502, 503, 504)
 """HTTP statuses that mean: try again later."""
@@ -64,12 +68,16 @@ def ask(kind: Kind, name: str, request: Callable[[bool], T], *, otherwise: str) 
 def _check_files(kind: Kind, name: str) -> None:
     """Compare cached files with the digests in their names: SHA-256 for large files, git's SHA-1 for small ones.
 
-    Over HTTP the hub's library compares only sizes.
+    Over HTTP the hub's library compares only sizes. What killed downloads left is removed, because the library resumes none of it.
     """
     from huggingface_hub import constants
 
     blobs = Path(constants.HF_HUB_CACHE) / f"{kind}s--{name.replace('/', '--')}" / "blobs"
     for blob in sorted(blobs.glob("*")):
+        if blob.suffix == ".incomplete":
+            with contextlib.suppress(OSError):  # its download may end now
+                if time.time() - blob.stat().st_mtime > ABANDONED:
+                    blob.unlink()
         if not (re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", blob.name) and blob.is_file()):  # a link may lead nowhere
             continue
         whole = hashlib.sha256() if len(blob.name) == 64 else hashlib.sha1(b"blob %d\0" % blob.stat().st_size)
