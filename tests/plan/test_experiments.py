@@ -557,6 +557,27 @@ def test_missing_files_of_a_scale_are_all_named_and_how_to_get_them():
         plan.check_data(run)
 
 
+def test_a_target_of_whose_layers_no_draft_can_be_made_is_refused_before_it_answers():
+    shutil.copytree("x", "whole")
+    small_llama(16, 0).save(Path("llama"))
+    config = json.loads(Path("llama/config.json").read_text())
+    mistral = config | {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 4096}
+    for what, changed in {
+        r"of this mistral \(sliding_window\)": mistral,
+        r"of this gemma": config | {"model_type": "gemma", "architectures": ["GemmaForCausalLM"]},
+        "": mistral | {"sliding_window": None},
+    }.items():
+        Path("whole/config.json").write_text(json.dumps(changed))
+        asked = {"scale": "traffic", "dataset": "mine.jsonl", "target": "whole", "template": "plain"}
+        plan.load_run(asked | {"draft": "llama"}, WORKFLOW)
+        with (
+            pytest.raises(UserError, match=f"layers {what} .*draftlab verdict: --draft")
+            if what
+            else contextlib.nullcontext()
+        ):
+            plan.load_run(asked, WORKFLOW)
+
+
 def test_a_model_without_weights_is_refused_before_anything_runs():
     Path("empty/config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(UserError, match=r"target: no weights \(\*.safetensors or pytorch_model\*.bin\) in empty"):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 from draftlab.core.settings import Dtype
 from draftlab.errors import UserError
 from draftlab.files.weights import check_sizes, is_gguf
-from draftlab.models.config import is_head, read_config, read_sizes
+from draftlab.models.config import is_head, is_llama, read_config, read_sizes
 from draftlab.models.tokenizer import Tokenizer, check_same_tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def load_model(folder: Path | str, dtype: Dtype = "float32", device: str = "cpu"
     """
     import torch
 
-    from draftlab.models import eagle3, gguf_import, hf, llama, llama_files
+    from draftlab.models import eagle3, gguf_import, hf, llama
     from draftlab.models.products import number_type
 
     if device.startswith("cuda"):
@@ -138,7 +138,7 @@ def load_model(folder: Path | str, dtype: Dtype = "float32", device: str = "cpu"
     if is_gguf(folder):
         return gguf_import.read_model(folder).to(torch.device(device), getattr(torch, dtype))
     config = read_config(folder)
-    loader = eagle3.load if is_head(config) else llama.load if llama_files.can_read(config) else hf.load
+    loader = eagle3.load if is_head(config) else llama.load if is_llama(config) else hf.load
     return loader(folder, getattr(torch, dtype), torch.device(device))
 
 
@@ -153,13 +153,11 @@ def load_pair(
 
 def logit_count(model: Path, tokenizer: Tokenizer) -> int:
     """How many logits a model computes, its padding included where ``load_model`` keeps it; 0 if the folder does not tell."""
-    from draftlab.models import llama_files
-
     if not is_gguf(model) and not (model / "config.json").is_file():
         return 0
     config = read_sizes(model)
     rows = int(config.get("vocab_size") or 0)
-    keeps_padding = is_gguf(model) or is_head(config) or llama_files.can_read(config)  # ``hf.load`` leaves it out
+    keeps_padding = is_gguf(model) or is_head(config) or is_llama(config)  # ``hf.load`` leaves it out
     return rows if keeps_padding else min(rows, tokenizer.vocab_size)
 
 

@@ -224,6 +224,17 @@ def unsupported_settings(config: Mapping[str, Any]) -> list[str]:
     return [name for name, is_set in unsupported.items() if is_set]
 
 
+def is_llama(config: Mapping[str, Any]) -> bool:
+    """Whether the project's Llama can be this model: a plain decoder of a family in ``LLAMAS``, not quantized."""
+    kind = config.get("model_type")
+    return (
+        kind in LLAMAS
+        and config.get("architectures") == [LLAMAS[kind]]
+        and not unsupported_settings(config)
+        and not config.get("quantization_config")
+    )
+
+
 def read_sizes(model: Path) -> dict[str, Any]:
     """The config of a model folder, or the fields of a config that the header of a GGUF file has."""
     from draftlab.files.gguf_header import read_header  # imports numpy

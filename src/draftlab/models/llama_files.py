@@ -1,31 +1,18 @@
-"""The folder of a Llama in the Hugging Face layout: which configs can be read, and the weights under their names there."""
+"""The weights of a Llama under their names in the Hugging Face layout."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from draftlab.models.config import LLAMAS, unsupported_settings
 from draftlab.models.rotary import apart, together
 from draftlab.models.trimmed import HEAD_TOKENS
 
 if TYPE_CHECKING:
     from draftlab.models.llama import Llama, LlamaConfig
-
-
-def can_read(config: Mapping[str, Any]) -> bool:
-    """Whether ``llama.load`` can read this config: a plain decoder of a family in ``LLAMAS``, not quantized."""
-    kind = config.get("model_type")
-    return (
-        kind in LLAMAS
-        and config.get("architectures") == [LLAMAS[kind]]
-        and not unsupported_settings(config)
-        and not config.get("quantization_config")
-    )
 
 
 def to_hub(model: Llama) -> dict[str, Tensor]:

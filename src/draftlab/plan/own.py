@@ -14,6 +14,7 @@ from draftlab.files.json_files import read_json
 from draftlab.files.packages import PACKAGES, package_of
 from draftlab.files.weights import is_gguf
 from draftlab.files.yaml_files import Place
+from draftlab.models.config import LLAMAS, is_llama, read_config, unsupported_settings
 from draftlab.plan.config import RunConfig, check_architectures, check_files
 from draftlab.plan.grids import validated
 from draftlab.plan.scale import MAIN, Pair, ScaleSettings
@@ -80,6 +81,7 @@ def _with_models(scale_pairs: Mapping[str, Pair], run: RunConfig) -> dict[str, P
         answers = validated(Answers, pairs[MAIN].answers.model_dump() | run.answers, Place("--config: answers"))
         pairs[MAIN] = pairs[MAIN].model_copy(update={"answers": answers})
     _check_templates(pairs, given[MAIN].get("target", ""))
+    _check_draft(pairs[MAIN], given[MAIN].get("target", ""))
     if run.template_options and (template := pairs[MAIN].answers.template) != "own":
         what = f"template_options: the template {template} has none"
         raise UserError(what, file="--config", remedy="leave them out, or give template=own")
@@ -94,6 +96,18 @@ def _check_templates(pairs: Mapping[str, Pair], target: str) -> None:
     for name, pair in pairs.items():
         if pair.answers.template == "own" and not pair.target.model:
             raise UserError(f"the target of pair {name} is trained here and has no chat template", remedy=remedy)
+
+
+def _check_draft(pair: Pair, target: str) -> None:
+    """Check that the draft can be made of the user's ``target``, if it is to be: the target's answers are recorded first, which may take hours."""
+    draft = pair.drafts.get("draft")
+    if draft is None or draft.model or draft.design == "scratch" or is_gguf(target) or not os.path.isdir(target):
+        return
+    if not is_llama(config := read_config(target)):
+        kind = config.get("model_type") or "model"
+        reasons = ", ".join(unsupported_settings(config)) if kind in LLAMAS else ""
+        what = f"no draft can be made of the layers of this {kind}" + (f" ({reasons})" if reasons else "")
+        raise UserError(what, file=target, remedy="give a draft: draft=MODEL (draftlab verdict: --draft MODEL)")
 
 
 def _given_models(pairs: Mapping[str, Pair], run: RunConfig) -> dict[str, dict[str, str]]:

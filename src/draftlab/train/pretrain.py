@@ -231,7 +231,7 @@ def _untrained(recipe: Recipe, vocab_size: int, target: Path | None = None) -> L
     """The untrained model of a design, with a whole head."""
     source = load_model(target) if target and recipe.design != "scratch" else None
     if recipe.design != "scratch" and not isinstance(source, Llama):
-        what = f"the design {recipe.design} needs a target" + (" that is a Llama" if source else "")
+        what = f"the design {recipe.design} needs a target" + (" of the Llama family" if source else "")
         raise UserError(what, file=target, remedy="name one with --target, or make the draft from scratch")
     if recipe.design == "pruned" and isinstance(source, Llama):
         return prune(source, recipe.layers)
