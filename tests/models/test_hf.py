@@ -19,8 +19,8 @@ SIZES: dict[str, Any] = {"vocab_size": 60, "max_position_embeddings": 64, "bos_t
 WIDTHS: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
 CONFIGS = {
     "opt": lambda: transformers.OPTConfig(**SIZES, **WIDTHS, ffn_dim=32, word_embed_proj_dim=16, pad_token_id=0),
-    "qwen3": lambda: transformers.Qwen3Config(
-        **SIZES, **WIDTHS, num_key_value_heads=1, intermediate_size=32, head_dim=8
+    "qwen3": lambda: transformers.Qwen3Config(  # with biases, which the project's Llama has only without norms of heads
+        **SIZES, **WIDTHS, num_key_value_heads=1, intermediate_size=32, head_dim=8, attention_bias=True
     ),
     "mistral": lambda: transformers.MistralConfig(  # attention over a window of 4
         **SIZES, **WIDTHS, num_key_value_heads=1, intermediate_size=32, sliding_window=4
