@@ -515,6 +515,7 @@ QUIET = {"enable_thinking": False}
     "given",
     [
         {"chat_template_kwargs": QUIET},
+        {"chat_template_kwargs": '{"enable_thinking": false}'},  # as a table holds it
         {"extra_body": {"chat_template_kwargs": QUIET}},
         {"model_parameters": {"chat_template_kwargs": QUIET}},
         {"optional_params": {"extra_body": {"chat_template_kwargs": QUIET}}},

@@ -22,6 +22,7 @@ from draftlab.data.logged import request_of
 from draftlab.data.messages import texts_of
 from draftlab.data.raw_rows import well_formed
 from draftlab.data.responses import answered
+from draftlab.data.strict_json import decoded
 from draftlab.data.tools import offered_in, places_in
 
 
@@ -101,10 +102,11 @@ def _system(row: Row) -> str | None:
 def _template_options(row: Row) -> dict[str, Any]:
     """What a request gives the chat template beside messages and tools: ``chat_template_kwargs`` of vLLM, SGLang and llama.cpp's server.
 
-    OpenAI's client sends it in an ``extra_body``, which LiteLLM logs among the parameters.
+    OpenAI's client sends it in an ``extra_body``, which LiteLLM logs among the parameters. Tables hold it as text.
     """
     found = (place.get("chat_template_kwargs") for outer in places_in(row) for place in places_in(outer))
-    options = next((value for value in found if isinstance(value, Mapping)), {})
+    objects = (decoded(value) if isinstance(value, str) else value for value in found)
+    options = next((value for value in objects if isinstance(value, Mapping)), {})
     if not well_formed(json.dumps(options, ensure_ascii=False)):
         raise BadRow("chat_template_kwargs holds a lone surrogate")
     return dict(options)
