@@ -530,6 +530,8 @@ def test_the_template_options_of_a_request(given: dict[str, Any]) -> None:
 def test_template_options_that_are_no_object_are_ignored_and_odd_texts_refused() -> None:
     for odd in (None, "x", 3, ["enable_thinking"]):
         assert prompts({"prompt": "x", "chat_template_kwargs": odd}).template_options == {}
+    of_table = {"enable_thinking": None, "effort": "low"}
+    assert prompts({"prompt": "x", "chat_template_kwargs": of_table}).template_options == {"effort": "low"}
     with pytest.raises(BadRow, match="chat_template_kwargs holds a lone surrogate"):
         prompts({"prompt": "x", "chat_template_kwargs": {"\ud800": 1}})
 

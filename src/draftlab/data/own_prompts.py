@@ -102,14 +102,15 @@ def _system(row: Row) -> str | None:
 def _template_options(row: Row) -> dict[str, Any]:
     """What a request gives the chat template beside messages and tools: ``chat_template_kwargs`` of vLLM, SGLang and llama.cpp's server.
 
-    OpenAI's client sends it in an ``extra_body``, which LiteLLM logs among the parameters. Tables hold it as text.
+    OpenAI's client sends it in an ``extra_body``, which LiteLLM logs among the parameters. Tables hold it as text, or
+    with null for an option that other rows have.
     """
     found = (place.get("chat_template_kwargs") for outer in places_in(row) for place in places_in(outer))
     objects = (decoded(value) if isinstance(value, str) else value for value in found)
     options = next((value for value in objects if isinstance(value, Mapping)), {})
     if not well_formed(json.dumps(options, ensure_ascii=False)):
         raise BadRow("chat_template_kwargs holds a lone surrogate")
-    return dict(options)
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _history(row: Row) -> list[Mapping[str, object]]:
