@@ -16,7 +16,15 @@ from draftlab.engine.settings import Answers
 from draftlab.errors import UserError
 from draftlab.files.json_files import write_jsonl
 from draftlab.models import load_tokenizer
-from draftlab.models.config import LlamaFields, T5Fields, read_config
+from draftlab.models.config import (
+    LLAMAS,
+    LlamaFields,
+    T5Fields,
+    is_llama,
+    read_config,
+    rope_scaling_of,
+    unsupported_settings,
+)
 from draftlab.models.gguf import export
 from draftlab.models.tokenizer import train_tokenizer
 from tests.pair import small_llama
@@ -129,6 +137,49 @@ def test_defaults_are_those_of_transformers(models: Path, tmp_path: Path) -> Non
     for name in ("rms_norm_eps", "max_position_embeddings", "tie_word_embeddings", "hidden_act"):
         (model / "config.json").write_text(json.dumps({key: value for key, value in raw.items() if key != name}))
         assert read_config(model)[name] == getattr(LlamaConfig(), name), name
+
+
+WINDOW, LLAMA_3 = "sliding_window", {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+PUBLISHED: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "Llama-3.1-8B": (
+        {"model_type": "llama", "rope_theta": 500000.0, "eos_token_id": [128001, 128009]}
+        | {"rope_scaling": {**LLAMA_3, "original_max_position_embeddings": 8192, "rope_type": "llama3"}},
+        [],
+    ),
+    "Llama-2 to 8k": ({"model_type": "llama", "rope_scaling": {"type": "linear", "factor": 2.0}}, ["rope type"]),
+    "Mistral-7B-v0.1": ({"model_type": "mistral", WINDOW: 4096}, [WINDOW]),
+    "Mistral-7B-v0.3": ({"model_type": "mistral", WINDOW: None}, []),
+    "Mistral-Nemo": ({"model_type": "mistral", WINDOW: None, "head_dim": 128, "hidden_size": 5120}, []),
+    "Qwen2.5-7B": ({"model_type": "qwen2", WINDOW: 131072, "use_sliding_window": False}, []),
+    "Qwen2-7B with a window": ({"model_type": "qwen2", WINDOW: 64, "use_sliding_window": True}, ["use_sliding_window"]),
+    "Qwen3-8B": (
+        {"model_type": "qwen3", "head_dim": 128, "attention_bias": False, WINDOW: None, "use_sliding_window": False},
+        [],
+    ),
+    "Qwen3-8B to 128k": (
+        {"model_type": "qwen3", "head_dim": 128}
+        | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}},
+        ["rope type"],
+    ),
+}
+"""What matters in ``config.json`` of models on the hub, and by what they depart from the project's Llama."""
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_configs_are_of_the_projects_llama_or_say_why_not(name: str, tmp_path: Path) -> None:
+    """As published for transformers 4, and as transformers 5 writes them, with ``rope_parameters``."""
+    from transformers import AutoConfig
+
+    fields, departs = PUBLISHED[name]
+    widths = {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8}
+    sizes = widths | {"num_hidden_layers": 2, "vocab_size": 1000, "max_position_embeddings": 131072}
+    raw = sizes | {"architectures": [LLAMAS[fields["model_type"]]], "rope_scaling": None, "hidden_act": "silu"} | fields
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    AutoConfig.from_pretrained(tmp_path).save_pretrained(tmp_path / "again")
+    for folder in (tmp_path, tmp_path / "again"):
+        config = read_config(folder)
+        assert (is_llama(config), unsupported_settings(config)) == (not departs, departs), folder
+        assert (rope_scaling_of(config) is not None) == name.startswith("Llama-3")
 
 
 def test_real_configs_are_read(shared: Path) -> None:
