@@ -479,6 +479,21 @@ def test_a_lookup_costs_one_request_at_a_time_what_the_verdict_says():
     assert alone[0].by_length[1] == pytest.approx(found.speedup.estimate, abs=0.06)
 
 
+def test_a_lookup_accepts_at_each_length_under_load_what_it_accepts_in_replay():
+    """It finds nothing for three calls of four, and runs that are accepted whole for the fourth: one alpha does not fit several lengths."""
+    rows = table(0.5, option="lookup").query("draft_len in [1, 2, 4]").assign(steps=0.0, prompt_tokens=1)
+    rows["blocks"] = 90 * 4 / (4 + rows["draft_len"])
+    rows = rows.assign(empty=0.75 * rows["blocks"], drafted=rows["draft_len"] * rows["blocks"] / 4)
+    costs = from_probes(probes(more=0.3), 100)
+    found = judge("lookup", rows, costs)
+    assert found.draft_len == 4
+    idle = verdict_under_load.under_load(rows, found, costs, 0.001, None)[0]
+    assert [at.draft_len for at in found.by_length] == [1, 2, 4]
+    for at in found.by_length:
+        assert idle.by_length[at.draft_len] == pytest.approx(at.speedup.estimate, rel=0.05)
+    assert list(idle.by_length) == [0, 1, 2, 3, 4], "a length that was not replayed lies between its neighbours"
+
+
 def test_a_draft_after_a_lookup_costs_the_steps_that_it_makes_under_load_too():
     """Lookup finds three of four tokens; a draft that made every step would slow blocks of this length down."""
     rows = table(0.6, option="lookup_first").assign(steps=lambda t: t["steps"] / 4)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Int
+from jaxtyping import Float64, Int
 
 from draftlab.serving import traces
 from draftlab.serving.acceptance import alphas_of_blocks, from_alpha
@@ -40,9 +40,7 @@ def under_load(
     With a trace, which has lengths of its own, acceptance is drawn from the log in proportion to its tokens.
     """
     replayed = held_out(rows, option)
-    emitted = replayed["emitted"].to_numpy().astype(int)
-    alphas = alphas_of_blocks(replayed["blocks"].to_numpy(), emitted, option.draft_len)
-    share = 1 - float(replayed["empty"].sum() / replayed["blocks"].sum())
+    alphas, shares = _acceptance_by_length(rows, option)
     profile = _profile_of(replayed, costs)
     prompts = replayed["prompt_tokens"].to_numpy(int)
     outputs = replayed.get("answer_tokens", replayed["emitted"]).to_numpy().astype(int)
@@ -61,15 +59,20 @@ def under_load(
         progress(f"simulating {NAMES[option.name]} under load, {seed + 1} of at most {LOADS}")
         rng = np.random.default_rng(seed)
         chosen = resampled(replayed, rng) if seed else every
-        acceptance = replace(from_alpha(alphas[chosen].tolist()), tokens=outputs[chosen].astype(float))
         arrivals = from_trace or traces.poisson(logged(chosen), ARRIVALS, 1.0, rng)
-        table = sweep(arrivals, rates, profile, acceptance, Goal(), seed=seed, draft_lens=draft_lens, share=share)
+        tables = []
+        for k in draft_lens:
+            acceptance = replace(from_alpha(alphas[k][chosen].tolist()), tokens=outputs[chosen].astype(float))
+            at_k = sweep(arrivals, rates, profile, acceptance, Goal(), seed=seed, draft_lens=[k], share=shares[k])
+            tables.append(at_k)
+        table = pd.concat(tables)  # the server without drafts is in each
         return table.pivot_table(index="draft_len", columns="rate", values="speedup")
 
     # With more requests in a step longer drafts only pay less than at one request.
-    gains = simulate(range(option.draft_len + 1), 0)
+    gains = simulate(range(1, option.draft_len + 1), 0)
     best = {float(str(at)): int(str(gains[at].idxmax())) for at in gains}
-    repeats = [simulate(sorted({*best.values()}), seed) for seed in range(1, LOADS) if any(best.values())]
+    drafting = sorted({*best.values()} - {0})
+    repeats = [simulate(drafting, seed) for seed in range(1, LOADS) if drafting]
     left_out = dict((from_trace or logged(every)).left_out)
     return [
         AtLoad(
@@ -81,6 +84,25 @@ def under_load(
         )
         for at, length in best.items()
     ]
+
+
+def _acceptance_by_length(
+    rows: pd.DataFrame, option: Option
+) -> tuple[Float64[np.ndarray, "lengths requests"], Float64[np.ndarray, " lengths"]]:
+    """For draft lengths from 0 to the option's: the alpha of each request, and the share of blocks for which something was drafted.
+
+    Lookup finds long runs or nothing, so one alpha would not do for all lengths. Those that were not replayed lie between their neighbours.
+    """
+    known = sorted({int(k) for k in rows.loc[rows["option"] == option.name, "draft_len"] if k <= option.draft_len})
+    alphas, shares = [], []
+    for k in known:
+        replayed = held_out(rows, option.model_copy(update={"draft_len": k}))
+        emitted = replayed["emitted"].to_numpy().astype(int)
+        alphas.append(alphas_of_blocks(replayed["blocks"].to_numpy(), emitted, k))
+        shares.append(1 - float(replayed["empty"].sum() / replayed["blocks"].sum()))
+    lengths = np.arange(option.draft_len + 1)
+    by_request = [np.interp(lengths, known, own) for own in np.stack(alphas, axis=1)]
+    return np.stack(by_request, axis=1), np.interp(lengths, known, shares)
 
 
 def best_at_load(load: Mapping[str, Sequence[AtLoad]]) -> list[tuple[str, AtLoad]]:
