@@ -711,6 +711,8 @@ def test_payback_counts_requests_until_the_updates_are_won_back():
     saved = 90 * 0.01 * (1 / before.speedup.estimate - 1 / after.speedup.estimate)
     assert after.payback_requests == pytest.approx(30 / saved)
     assert before.update_seconds is before.sent_bytes is None
+    longer = decide(rows.assign(answer_tokens=np.where(rows["request_id"] < 30, 90, 270))).options[1]
+    assert longer.payback_requests == pytest.approx(30 / saved / 2), "half of the answers were cut at a third"
 
 
 def test_payback_is_not_known_on_another_machine_or_from_few_requests(tmp_path: Path):

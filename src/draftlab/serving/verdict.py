@@ -113,7 +113,8 @@ def _options(rows: pd.DataFrame, costs: BlockCosts, facts: Mapping[str, Any]) ->
     options = [judge(name, rows[rows["option"] == name], costs_of(name, costs, facts)) for name in names]
     untrained = max([1.0, *(option.speedup.estimate for option in options if option.name in UNTRAINED)])
     first = rows[(rows["split"] == "eval") & (rows["option"] == rows["option"].iloc[0])]
-    tokens = float(first["emitted"].mean())
+    # An answer that was cut would save over its whole length.
+    tokens = float(first.get("answer_tokens", first["emitted"]).mean())
     options = [o if o.name in UNTRAINED else payback(o, untrained, tokens, facts, costs) for o in options]
     return [
         o.model_copy(update={"learning": learning(rows, o, facts["learnt"])}) if o.name == "distilled" else o
