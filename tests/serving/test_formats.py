@@ -717,6 +717,15 @@ def test_counters_say_of_how_many_requests_they_are() -> None:
     assert unknown.text.startswith("not yet known: 500 blocks")
 
 
+def test_counters_vary_at_least_as_much_as_so_many_requests_of_the_promise() -> None:
+    """2.8 to 3.2 over 200 requests is 2.6 to 3.4 over 50, so 2.5 tokens give or take 0.4 are no alarm; alone, 2000 blocks say 2.5 give or take 0.06."""
+    promise = PROMISE.model_copy(update={"requests": 200})
+    for tokens, requests_, state in ((2.5, 50, "as promised"), (2.3, 50, "stale"), (2.5, math.nan, "stale")):
+        seen = SpeculationCounts("vllm", 2000, 8000, 2000 * (tokens - 1), requests_)
+        assert monitor.judge([seen], promise).state == state
+        assert monitor.judge([seen], PROMISE).state == "stale", "a promise that does not say of how many requests it is"
+
+
 def test_rows_without_speculation_count_where_a_draft_became_stale() -> None:
     found = judge([*[None] * 50, *requests(100, GOOD), *requests(300, BAD)])
     assert found.text.startswith("stale since request 151: ")

@@ -355,6 +355,7 @@ def test_a_verdict_is_what_the_monitor_reads(tmp_path: Path):
     (tmp_path / "verdict.json").write_text(found.model_dump_json())
     promise = read_promise(tmp_path / "verdict.json")
     assert promise.draft_len == found.options[0].draft_len
+    assert promise.requests == 60
     length = promise.acceptance_length
     assert length.low <= found.options[0].acceptance_length.estimate <= length.high
     assert len(found.load["distilled"]) == len(verdict_under_load.SHARES)

@@ -46,12 +46,13 @@ class Bounds(BaseModel):
 class Promise(BaseModel):
     """The acceptance length (tokens per block with drafted tokens, the target's token included) that a verdict promises at a draft length.
 
-    Where there is a ``threshold``, a block may draft fewer tokens or none; so it may in the options that search texts.
+    The bounds are those of so many ``requests`` (0: unknown). Where there is a ``threshold``, a block may draft fewer tokens or none; so it may in the options that search texts.
     """
 
     model_config = ConfigDict(frozen=True)
     draft_len: Annotated[int, Field(ge=1)]
     acceptance_length: Bounds
+    requests: Annotated[int, Field(ge=0)] = 0
     option: str = ""
     threshold: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
@@ -112,11 +113,17 @@ class Sums:
             return self.blocks >= BLOCKS and not self.requests < ENOUGH
         return self.records >= ENOUGH and self.blocks > 0
 
-    def length(self) -> Range:
-        """``1 + accepted / blocks``, and its 95 % interval: over records from ``sum (a - r b)^2``; few totals count blocks as independent."""
+    def length(self, promise: Promise | None = None) -> Range:
+        """``1 + accepted / blocks``, and its 95 % interval: over records from ``sum (a - r b)^2``; few totals count blocks as independent.
+
+        Blocks of one request are alike, so the interval of few totals is at least as wide as the ``promise`` would be over so many requests.
+        """
         rate = self.accepted / self.blocks
         if self.few_totals:
             spread = math.sqrt(self.within) / self.blocks
+            if promise is not None and self.requests > 0:  # NaN is not
+                width = promise.acceptance_length.high - promise.acceptance_length.low
+                spread = max(spread, width / (2 * Z) * math.sqrt(promise.requests / self.requests))
         else:
             n = self.records
             residual = self.squares[0] - 2 * rate * self.squares[1] + rate**2 * self.squares[2]
@@ -158,7 +165,7 @@ def judge(rows: Iterable[SpeculationCounts | None], promise: Promise) -> Status:
         recent.append((number, counts))
         if window.records == WINDOW:
             since = since if windows_below else begun
-            windows_below = windows_below + 1 if window.length().high < promised.low else 0
+            windows_below = windows_below + 1 if window.length(promise).high < promised.low else 0
             if windows_below >= 2:
                 once_stale = f"; requests {since} to {number} were below"
             window = Sums()
@@ -180,10 +187,10 @@ def judge(rows: Iterable[SpeculationCounts | None], promise: Promise) -> Status:
         for place, (_, counts) in enumerate(recent):
             (before if place < WINDOW else last).add(counts)
         where = f" (requests {recent[WINDOW][0]} to {recent[-1][0]} of {number})"
-    now = last.length()
+    now = last.length(promise)
     text = f"{now.estimate:.2f} tokens a step [{now.low:.2f}, {now.high:.2f}], "
     text += f"promised {promised.low:.2f} to {promised.high:.2f}{where}{left_out}"
-    if now.high < promised.low and before.length().high < promised.low:
+    if now.high < promised.low and before.length(promise).high < promised.low:
         begin = f" since request {since if windows_below else recent[0][0]}" if windowed else ""
         return Status("stale", f"stale{begin}: {text}")
     state = "better" if now.low > promised.high else "falling" if now.high < promised.low else "as promised"

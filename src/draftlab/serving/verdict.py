@@ -81,6 +81,7 @@ def decide(
         option=top.name,
         draft_len=top.draft_len,
         acceptance_length=_promised_length(held_out(rows, top)),
+        requests=top.requests,
         alpha=top.alpha,
         threshold=top.threshold,
     )

@@ -183,11 +183,15 @@ class AtLoad(_Record):
 
 
 class MonitorPromise(_Record):
-    """What ``draftlab monitor`` reads as its ``Promise``; ``acceptance_length`` leaves out blocks for which nothing was drafted."""
+    """What ``draftlab monitor`` reads as its ``Promise``; ``acceptance_length`` leaves out blocks for which nothing was drafted.
+
+    ``requests``: how many it is measured on.
+    """
 
     option: str
     draft_len: int
     acceptance_length: Range
+    requests: int = 0
     alpha: Range
     threshold: float = 0.0
 
