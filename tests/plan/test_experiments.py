@@ -518,6 +518,10 @@ def test_a_wrong_scale_is_refused(tmp_path, old, new, message):
         ),
         ({"experiments": "osd_ofline"}, "osd_ofline.*osd_offline"),
         ({"template_options": {"a": 1}}, "--config: template_options: the template vicuna_short has none"),
+        (
+            {"template_options": {"a": {"b": ["use {name}"]}}},
+            r"template_options: braces are wildcards in a workflow: \{name\}",
+        ),
         ({"template_options": "a"}, "template_options: give a mapping, not 'a'"),
         (
             {"scale": "shapes", "template_options": {"a": 1}},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -71,8 +72,12 @@ class RunConfig(Settings):
     @field_validator("template_options", mode="before")
     @classmethod
     def _are_values(cls, value: Any) -> Any:
-        """A template takes the text ``false`` for true."""
-        return typed(value) if isinstance(value, Mapping) else value
+        """A template takes the text ``false`` for true, and Snakemake ``{word}`` in a text for a wildcard."""
+        if not isinstance(value, Mapping):
+            return value
+        if braces := re.search(r"\{\w[^{}]*\}", json.dumps(value, default=str)):
+            raise ValueError(f"braces are wildcards in a workflow: {braces[0]}")
+        return typed(value)
 
     @field_validator("name")
     @classmethod
