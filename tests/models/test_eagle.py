@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.nn.functional import rms_norm
 
 from draftlab.conformance import Budget, check_samples
 from draftlab.core.sampling import Sampling
@@ -85,10 +86,10 @@ def test_each_prediction_reads_the_targets_states_and_then_its_own():
                 for number in range(place):
                     token = torch.tensor([[text[number]]])
                     hidden = model.inputs(token, before[number][None, None], own=number > given)
-                    state = cache.states(token, hidden=hidden)
+                    state = cache.read(token, hidden=hidden)
                     if number >= given:
                         before.append(state[0])
-                wanted = model.drafter().project(state)[0]
+                wanted = (rms_norm(state, (12,), model.draft.norm, 1e-5) @ model.draft.vocab_weight.T)[0]
                 torch.testing.assert_close(found[depth - 1, place - 3], wanted, atol=1e-4, rtol=1e-4)
 
 

@@ -46,15 +46,12 @@ class EaglePair:
         reading = draft.of_target(self.cache, self.cache.states(tokens))
         states = reading.view(*tokens.shape, reading.shape[-1])
         before = F.pad(states, (0, 0, 1, 0))  # before[:, t]: the state before token t
-        unread = 0
-        if isinstance(draft, Eagle3):  # it never reads the first token
+        if draft.skipped:
             check_prompts(prompts)
-            unread = 1
-        self.draft_cache.read(
-            tokens[:, unread:], hidden=draft.inputs(tokens[:, unread:], before[:, unread:-1], own=False)
-        )
+        rest, before_rest = tokens[:, draft.skipped :], before[:, draft.skipped : -1]
+        self.draft_cache.read(rest, hidden=draft.inputs(rest, before_rest, own=False))
         self.cache.crop(read)
-        self.draft_cache.crop([length - unread for length in read])
+        self.draft_cache.crop([length - draft.skipped for length in read])
         self.fresh = [[prompt[-1]] for prompt in prompts]
         self.unread = torch.tensor(self.fresh, device=tokens.device)
         rows = torch.arange(len(prompts), device=tokens.device)
@@ -77,7 +74,7 @@ class EaglePair:
         for place in range(length):
             if place:
                 state = self._read(tokens[-1][:, None], state[:, None], own=True)[:, -1]
-            logits = self.drafter.project(self._normed(state) if self.draft.continues_raw else state)
+            logits = self.drafter.project(self.drafter.norm(state, self.drafter.last_norm))
             if policy.is_greedy:
                 tokens.append(most_probable(logits))
                 continue
@@ -91,12 +88,9 @@ class EaglePair:
     def _read(
         self, tokens: Int[Tensor, "batch new"], before: Float[Tensor, "batch new width"], *, own: bool
     ) -> Float[Tensor, "batch new width"]:
-        """The draft's states at these tokens, given the states before them, its ``own`` or the target's; before the last norm if it continues on these."""
+        """The draft's states at these tokens, before the last norm, given the states before them, its ``own`` or the target's."""
         states = self.draft_cache.read(tokens, hidden=self.draft.inputs(tokens, before, own=own))
-        return (states if self.draft.continues_raw else self._normed(states)).view(*tokens.shape, -1)
-
-    def _normed(self, states: Float[Tensor, "rows width"]) -> Float[Tensor, "rows width"]:
-        return self.drafter.norm(states, self.drafter.last_norm)
+        return states.view(*tokens.shape, -1)
 
     def read(self, proposal: Proposal) -> Float[Tensor, "batch 1 length+1 vocab"]:
         """Let the target read the unread token and the drafted ones; return the logits after each."""

@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 
 from draftlab.errors import UserError
 from draftlab.files.weights import weight_files
-from draftlab.models.config import LLAMAS, another_head, is_head, unsupported_settings
+from draftlab.models.config import HEAD_ALONE, LLAMAS, ONLY_DISTIL, another_head, is_head, unsupported_settings
 
 Array = Float[np.ndarray, "..."]
 Shapes = dict[str, tuple[int, ...]]
@@ -84,8 +84,7 @@ def expected_shapes(config: dict[str, Any], folder: Path) -> Shapes:
     """
     kind = config.get("model_type")
     if is_head(config):
-        what = "it is a head of EAGLE-3, which llama.cpp does not run"
-        raise UserError(what, file=folder, remedy="name experiments that only distil it: osd_epochs, osd_online")
+        raise UserError(f"{HEAD_ALONE}: llama.cpp does not run it", file=folder, remedy=ONLY_DISTIL)
     if kind == "t5":
         return _t5_shapes(config, folder)
     if kind in LLAMAS:

@@ -32,7 +32,10 @@ LLAMAS = {
 """The decoders that the project's Llama can be, by the ``model_type`` in config.json, and transformers' class of each."""
 HEADS = "heads.safetensors"
 """The weights of a draft on its target's states, which only a run that has the target can open."""
+HEAD_ALONE = "it is a head of EAGLE-3, which reads its target's states"
+ONLY_DISTIL = "run only experiments that distil it: docs/own.md, a released head of EAGLE-3"
 LLAMA_3_ROPE = tuple(field.name for field in dataclasses.fields(RopeScaling))
+"""What ``rope_scaling`` must say of a Llama 3."""
 TOOL_TEMPLATE = "additional_chat_templates/tool_use.jinja"
 """Where transformers writes the chat template for requests with tools, if it is another one."""
 
@@ -199,6 +202,11 @@ def rope_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
 def is_head(config: Mapping[str, Any]) -> bool:
     """Whether a config.json is that of a head of EAGLE-3."""
     return "draft_vocab_size" in config or any("Eagle3" in name for name in config.get("architectures") or ())
+
+
+def rope_theta_of(config: Mapping[str, Any]) -> float:
+    """The base of the rotary frequencies."""
+    return float(rope_of(config).get("rope_theta") or config.get("rope_theta") or 10_000.0)
 
 
 def rope_scaling_of(config: Mapping[str, Any]) -> RopeScaling | None:

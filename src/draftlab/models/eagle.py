@@ -37,7 +37,7 @@ class Eagle(ByPlace, OnTarget):
     """A ``draft`` on the states of a target. ``depth``: the tokens of a block that it is trained and replayed for; longer blocks can be decoded."""
 
     layers = ()
-    continues_raw = False
+    skipped = 0
 
     def __init__(self, draft: LanguageModel, target: LanguageModel, depth: int, *, parallel: bool = False) -> None:
         super().__init__(target)
@@ -56,7 +56,10 @@ class Eagle(ByPlace, OnTarget):
     def inputs(
         self, tokens: Int[Tensor, "batch len"], states: Float[Tensor, "batch len width"], *, own: bool
     ) -> Float[Tensor, "batch len width"]:
-        """What the layers read: tokens and the states before them, its ``own`` or the target's, each scaled to the size of an embedding."""
+        """What the layers read: tokens and the states before them, its ``own`` before the last norm or the target's, each scaled to the size of an
+        embedding."""
+        if own:
+            states = F.rms_norm(states, self.draft.norm.shape, self.draft.norm, self.draft.config.rms_norm_eps)
         scaled = F.rms_norm(states.float(), (states.shape[-1],)) * self.size
         weight = self.from_own if own else self.from_target
         assert weight is not None, "a parallel draft reads no states of its own"

@@ -8,8 +8,8 @@ For later tokens of a block, which the target has not read, u is g_(t-1) itself.
 a text has no state before it, so the head does not read it. As in ``models.eagle``, the distribution of a token depends on where the
 block began.
 
-A head is no language model alone: ``load`` gives an ``Eagle3Head``, which ``on`` turns into a draft on a target. ``save`` writes the same layout,
-which vLLM (``"method": "eagle3"``) and SGLang (``EAGLE3``) serve.
+A head is no language model alone: ``load`` gives an ``Eagle3Head``, and ``Eagle3`` is the draft on a target. ``save`` writes the same layout, which vLLM
+(``"method": "eagle3"``) and SGLang (``EAGLE3``) serve.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from draftlab.files.json_files import read_object
 from draftlab.files.seals import seal
 from draftlab.models import LanguageModel, TokenIds
 from draftlab.models.batching import pad_requests
-from draftlab.models.config import read_config, unsupported_settings
+from draftlab.models.config import HEAD_ALONE, ONLY_DISTIL, read_config, unsupported_settings
 from draftlab.models.llama import Llama, LlamaConfig, llama_config
 from draftlab.models.llama_decoder import LlamaCache, LlamaDecoder
 from draftlab.models.llama_files import from_hub, to_hub
@@ -41,7 +41,6 @@ from draftlab.models.products import linear
 from draftlab.models.trimmed import EMBED, HEAD_TOKENS
 from draftlab.models.weights import read_weights, write_model
 
-ALONE = "it is a head of EAGLE-3, which reads its target's states"
 FEWEST_LAYERS = 7
 """Of a smaller target, early, middle and late would not be three layers in this order."""
 
@@ -87,15 +86,15 @@ class Eagle3Head(nn.Module):
         raise self._alone()
 
     def _alone(self) -> UserError:
-        remedy = "name experiments that only distil it, such as experiments=osd_epochs,osd_online"
-        return UserError(ALONE, file=self.folder, remedy=remedy)
+        return UserError(HEAD_ALONE, file=self.folder, remedy=ONLY_DISTIL)
 
 
 class Eagle3(ByPlace, OnTarget):
     """A ``head`` on a target. ``depth``: the tokens of a block that it is trained and replayed for; longer blocks can be decoded."""
 
     mask = None
-    continues_raw = True
+    skipped = 1
+    """It does not read the first token of a text."""
 
     def __init__(self, head: Eagle3Head, target: LanguageModel, depth: int) -> None:
         super().__init__(target)
@@ -150,7 +149,7 @@ class Eagle3(ByPlace, OnTarget):
         rows, places = positions // length, positions % length - 1
         chosen = (rows * (length - 1) + places).to(self.device)
         first = self.inputs(tokens, before, own=False)
-        return logits_by_place(self.draft, first, from_own, self.depth, chosen, continues_raw=True)
+        return logits_by_place(self.draft, first, from_own, self.depth, chosen)
 
     def drafter(self) -> LlamaDecoder:
         """The head, laid out for decoding; ``decoder`` is the target's."""

@@ -30,7 +30,7 @@ from draftlab.models.checkpoint import (
     head_dim,
     t5_depths,
 )
-from draftlab.models.config import read_config, rope_of, rope_scaling_of
+from draftlab.models.config import read_config, rope_scaling_of, rope_theta_of
 from draftlab.models.gguf_vocabulary import VOCABULARY_KEY, add_vocabulary, vocabulary_digest
 from draftlab.models.tokenizer import read_backend
 from draftlab.models.trimmed import HEAD_TOKENS, TABLE_DIGEST, cut_vocabulary, table_path, widen
@@ -207,11 +207,7 @@ def _rope_divisors(config: dict[str, Any]) -> Array | None:
     scaling = rope_scaling_of(config)
     if scaling is None:
         return None
-    return np.array(scaling.divisors(_rope_theta(config), head_dim(config)), dtype=np.float32)
-
-
-def _rope_theta(config: dict[str, Any]) -> float:
-    return float(rope_of(config).get("rope_theta") or config.get("rope_theta") or 10_000.0)
+    return np.array(scaling.divisors(rope_theta_of(config), head_dim(config)), dtype=np.float32)
 
 
 def _stored_as(name: str, shape: tuple[int, ...], quantization: Kind) -> Kind:
@@ -252,7 +248,7 @@ def _add_llama_fields(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_key_length(width)
     writer.add_value_length(width)
     writer.add_rope_dimension_count(width)
-    writer.add_rope_freq_base(_rope_theta(config))
+    writer.add_rope_freq_base(rope_theta_of(config))
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
 

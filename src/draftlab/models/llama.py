@@ -15,7 +15,7 @@ masters, and the residual stream stays in float32.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -31,7 +31,7 @@ from draftlab.files.rope_scaling import RopeScaling
 from draftlab.files.seals import seal
 from draftlab.models import TokenIds
 from draftlab.models.batching import pad_requests
-from draftlab.models.config import LLAMAS, another_head, read_config, rope_of, rope_scaling_of
+from draftlab.models.config import LLAMAS, another_head, read_config, rope_scaling_of, rope_theta_of
 from draftlab.models.head import spread
 from draftlab.models.llama_decoder import LlamaDecoder
 from draftlab.models.llama_files import from_hub, has_another_head, to_hub
@@ -163,26 +163,28 @@ class Llama(nn.Module):
         self, tokens: Int[Tensor, "batch len"], positions: Int[Tensor, " chosen"] | None = None
     ) -> Float[Tensor, "*chosen width"]:
         """What is projected on the vocabulary: the last layer's output, normed; with ``positions`` (into the flattened batch x len) only there."""
-        config = self.config
-        rotations = rotation_table(config, self.device)[: tokens.shape[1], None]
-        hidden = F.embedding(tokens, self.embed)
-        for layer in self.layers:
-            hidden = block(hidden, layer, rotations, config)
+        for stream in self.streams(tokens):
+            hidden = stream
         if positions is not None:
             hidden = hidden.flatten(0, 1)[positions]
-        return F.rms_norm(hidden, self.norm.shape, self.norm, config.rms_norm_eps)
+        return F.rms_norm(hidden, self.norm.shape, self.norm, self.config.rms_norm_eps)
 
     def states_before(
         self, tokens: Int[Tensor, "batch len"], layers: Sequence[int]
     ) -> Float[Tensor, "batch len states"]:
         """The residual stream before each of these ``layers``, which ascend, side by side."""
+        before = zip(range(layers[-1] + 1), self.streams(tokens), strict=False)
+        found = {number: stream for number, stream in before if number in layers}
+        return torch.cat([found[number] for number in layers], -1)
+
+    def streams(self, tokens: Int[Tensor, "batch len"]) -> Iterator[Float[Tensor, "batch len width"]]:
+        """The residual stream before each layer, and after the last one."""
         rotations = rotation_table(self.config, self.device)[: tokens.shape[1], None]
-        hidden, found = F.embedding(tokens, self.embed), list[Tensor]()
-        for number, layer in enumerate(self.layers[: layers[-1] + 1]):
-            found += [hidden] * layers.count(number)
-            if number < layers[-1]:
-                hidden = block(hidden, layer, rotations, self.config)
-        return torch.cat(found, -1)
+        hidden = F.embedding(tokens, self.embed)
+        yield hidden
+        for layer in self.layers:
+            hidden = block(hidden, layer, rotations, self.config)
+            yield hidden
 
     def answer_logits(
         self, prompts: TokenIds, answers: TokenIds, where: Int[Tensor, " chosen"] | None = None
@@ -246,8 +248,7 @@ def llama_config(given: Mapping[str, Any]) -> LlamaConfig:
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
     fields = {"num_key_value_heads": given["num_attention_heads"]}
     fields |= {name: value for name, value in given.items() if value is not None}
-    fields |= {"rope_theta": rope_of(given).get("rope_theta") or given.get("rope_theta") or 10000.0}
-    fields |= {"rope_scaling": rope_scaling_of(given)}
+    fields |= {"rope_theta": rope_theta_of(given), "rope_scaling": rope_scaling_of(given)}
     fields |= {"qkv_bias": given.get("model_type") == "qwen2", "qk_norm": given.get("model_type") == "qwen3"}
     names = {field.name for field in dataclasses.fields(LlamaConfig)}
     return LlamaConfig(**{name: value for name, value in fields.items() if name in names})

@@ -24,7 +24,8 @@ from draftlab.models.rotary import rotation_table
 Later = Callable[
     [Int[Tensor, "batch window"], Float[Tensor, "batch window width"]], Float[Tensor, "batch window width"]
 ]
-"""What the layers read in a later pass, given the positions in the text and the draft's states before each, as the pass before left them."""
+"""What the layers read in a later pass, given the positions in the text and the draft's states before each, as the pass before left them, before
+the last norm."""
 
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -77,13 +78,8 @@ def logits_by_place(
     later: Later,
     places: int,
     positions: Int[Tensor, " chosen"],
-    *,
-    continues_raw: bool = False,
 ) -> Float[Tensor, "places chosen head"]:
-    """Logits at these positions of the flattened batch in each pass, of the tokens of the draft's head. The first pass reads ``first``.
-
-    With ``continues_raw``, the states that ``later`` gets are those before the last norm.
-    """
+    """Logits at these positions of the flattened batch in each pass, of the tokens of the draft's head. The first pass reads ``first``."""
     config, table, length = draft.config, rotation_table(draft.config, draft.device), first.shape[1]
     seen = [_Seen() for _ in draft.layers]
 
@@ -94,11 +90,11 @@ def logits_by_place(
             hidden = block(hidden, layer, rotations, config, attend)
         states = F.rms_norm(hidden, draft.norm.shape, draft.norm, config.rms_norm_eps)
         found.append(linear(states.flatten(0, 1)[positions], draft.vocab_weight))
-        return hidden if continues_raw else states
+        return hidden
 
-    states = states_of(first, table[:length, None], [one.first for one in seen])
+    hidden = states_of(first, table[:length, None], [one.first for one in seen])
     window, positions = _window(positions, len(first), length, places - 1)
-    before = _before(states).gather(1, window[..., None].expand(-1, -1, states.shape[-1]))
+    before = _before(hidden).gather(1, window[..., None].expand(-1, -1, hidden.shape[-1]))
     for place in range(1, places):
         unseen = torch.arange(length, device=window.device) > window[:, None, :, None] - place
         attends = [functools.partial(one.later, unseen=unseen) for one in seen]

@@ -51,8 +51,8 @@ def _choose(
     run: RunConfig, every: Mapping[str, Experiment], at_scale: Mapping[str, Experiment], settings: ScaleSettings
 ) -> list[str]:
     """The names of the experiments of a run; only an experiment that the user names must be able to run."""
-    datasets = set(settings.every_dataset)
-    adaptation = WITH_HEAD if _has_head(run) else ON_ADAPTATION
+    datasets, has_head = set(settings.every_dataset), _has_head(run)
+    adaptation = WITH_HEAD if has_head else ON_ADAPTATION
     if run.asks_only_about_adaptation and all(name in at_scale for name in adaptation):
         return list(adaptation)
     if run.experiments in ("all", "reproduction", None):
@@ -62,7 +62,7 @@ def _choose(
             if (run.experiments == "all" or experiment.paper != "beyond" or name in settings.experiments)
             and _needed(experiment, run) <= datasets
             and not (run.everywhere and _has_other_models(experiment, run, settings))
-            and not (_has_head(run) and _runs_drafts(experiment, run))
+            and not (has_head and _runs_drafts(experiment, run))
         ]
     names = [name.strip() for name in (run.experiments or "").split(",")]
     for name in names:
@@ -77,7 +77,7 @@ def _choose(
             remedy = "leave the experiment out"
             if not run.dataset:
                 remedy += ", or name it in `data.datasets` of --config sizes=FILE; with raw=, add its files"
-        elif _has_head(run) and _runs_drafts(at_scale[name], run):
+        elif has_head and _runs_drafts(at_scale[name], run):
             what = f"{name} cannot run a draft that is a head of EAGLE-3"
             remedy = f"name experiments that only distil it, such as {', '.join(ON_HEADS)}"
         else:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from pandas.api.types import is_numeric_dtype
 
 from draftlab.core import stats
 from draftlab.errors import UserError
@@ -29,12 +30,14 @@ def read(path: Path, experiment: str | None = None) -> pd.DataFrame:
 def _check_numbers(rows: pd.DataFrame, path: Path, experiment: str) -> None:
     """Refuse a table with a text in a column of numbers that its stage writes; what the experiment compares may have names."""
     plan = plan_of(experiment)
-    for name, column in plan.stage_kind.columns.items():
-        if column.kind in (int, float) and name in rows and name not in plan.compared:
-            texts = rows[name][rows[name].notna() & pd.to_numeric(rows[name], errors="coerce").isna()]
-            if len(texts):
-                what = f"column {name!r} holds {texts.iloc[0]!r} in row {texts.index[0] + 1}, not a number"
-                raise UserError(what, file=path, remedy=REMEDY)
+    numbers = [name for name, column in plan.stage_kind.columns.items() if column.kind in (int, float)]
+    for name in numbers:
+        if name in plan.compared or name not in rows or is_numeric_dtype(rows[name]):
+            continue
+        texts = rows[name][rows[name].notna() & pd.to_numeric(rows[name], errors="coerce").isna()]
+        if len(texts):
+            what = f"column {name!r} holds {texts.iloc[0]!r} in row {texts.index[0] + 1}, not a number"
+            raise UserError(what, file=path, remedy=REMEDY)
 
 
 def no_column(error: KeyError, path: Path, experiment: str, rows: pd.DataFrame, asker: str) -> Exception:

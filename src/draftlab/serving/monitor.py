@@ -46,7 +46,8 @@ class Bounds(BaseModel):
 class Promise(BaseModel):
     """The acceptance length (tokens per block with drafted tokens, the target's token included) that a verdict promises at a draft length.
 
-    The bounds are those of so many ``requests`` (0: unknown). Where there is a ``threshold``, a block may draft fewer tokens or none; so it may in the options that search texts.
+    The bounds were measured on so many ``requests`` (0: unknown). Where there is a ``threshold``, a block may draft fewer tokens or none; so it may
+    in the options that search texts.
     """
 
     model_config = ConfigDict(frozen=True)

@@ -63,8 +63,9 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     from draftlab.engine.answers import loops
     from draftlab.errors import UserError
     from draftlab.files.atomic import is_first_process
+    from draftlab.models.config import HEAD_ALONE
     from draftlab.models.eagle import of_blocks
-    from draftlab.models.eagle3 import ALONE, Eagle3Head
+    from draftlab.models.eagle3 import Eagle3Head
     from draftlab.models.places import ByPlace
     from draftlab.train import parallel
     from draftlab.train.folders import Folders
@@ -80,7 +81,7 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     fresh = folders.draft(settings)
     reads_target = settings.reads_target or isinstance(fresh, Eagle3Head)
     if reads_target and settings.sample_source in LIVE:
-        raise UserError(f"{ALONE}, and writes no answers alone", remedy="set sample_source to teacher")
+        raise UserError(f"{HEAD_ALONE}, and writes no answers alone", remedy="set sample_source to teacher")
     needs_target = settings.sample_source in LIVE or settings.live or reads_target
     target = folders.target(settings.device, inputs.dtype) if needs_target else None
     draft = of_blocks(fresh, target if reads_target else None, settings.longest, parallel=settings.parallel)
