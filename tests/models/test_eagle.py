@@ -78,6 +78,7 @@ def test_each_prediction_reads_the_targets_states_and_then_its_own():
     with torch.no_grad():
         found = model.answer_logits([text[:3]], [text[3:]])
         whole = TARGET.states(torch.tensor([text]))
+        size = model.draft.embed.square().mean().sqrt()
         for depth in range(1, 4):
             for place in range(3, len(text)):
                 given = place - depth  # the last token with a state of the target before it
@@ -85,11 +86,14 @@ def test_each_prediction_reads_the_targets_states_and_then_its_own():
                 cache, _ = model.drafter().begin([text], 8)
                 for number in range(place):
                     token = torch.tensor([[text[number]]])
-                    hidden = model.inputs(token, before[number][None, None], own=number > given)
-                    state = cache.read(token, hidden=hidden)
+                    weight = model.from_own if number > given else model.from_target
+                    scaled = rms_norm(before[number], before[number].shape) * size
+                    hidden = model.draft.embed[text[number]] + weight @ scaled
+                    raw = cache.read(token, hidden=hidden[None, None])
+                    state = rms_norm(raw, (12,), model.draft.norm, 1e-5)
                     if number >= given:
                         before.append(state[0])
-                wanted = (rms_norm(state, (12,), model.draft.norm, 1e-5) @ model.draft.vocab_weight.T)[0]
+                wanted = model.drafter().project(state)[0]
                 torch.testing.assert_close(found[depth - 1, place - 3], wanted, atol=1e-4, rtol=1e-4)
 
 
