@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from draftlab.errors import UserError
 from draftlab.files.atomic import SEAL
+from draftlab.files.json_files import read_object
 from draftlab.files.rope_scaling import RopeScaling
 from draftlab.files.weights import parameter_count
 from draftlab.models import load_model, set_up_gpu
@@ -81,6 +82,7 @@ def test_save_then_load_keeps_every_weight(model: Llama, tmp_path: Path) -> None
     again = load_model(tmp_path / "model")
     assert isinstance(again, Llama)
     assert again.config == model.config
+    assert ("rope_scaling" in read_object(tmp_path / "model/config.json")) == (model.config.rope_scaling is not None)
     for (name, weight), (other_name, other) in zip(model.named_parameters(), again.named_parameters(), strict=True):
         assert name == other_name
         assert torch.equal(weight, other)

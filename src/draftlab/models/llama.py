@@ -203,19 +203,24 @@ class Llama(nn.Module):
 
     def save(self, folder: Path | str) -> None:
         kind = "qwen3" if self.config.qk_norm else "qwen2" if self.config.qkv_bias else "llama"
-        scaling = self.config.rope_scaling
-        rope = {"rope_theta": self.config.rope_theta, "rope_type": "llama3" if scaling else "default"}
-        rope |= dataclasses.asdict(scaling) if scaling else {}
-        config = dataclasses.asdict(self.config) | {
+        config = dataclasses.asdict(self.config)
+        scaling = config.pop("rope_scaling")
+        rope = {
+            "rope_theta": self.config.rope_theta,
+            "rope_type": "llama3" if scaling else "default",
+            **(scaling or {}),
+        }
+        config |= {
             "architectures": [LLAMAS[kind]],
             "model_type": kind,
             "hidden_act": "silu",
             "attention_bias": False,
             "mlp_bias": False,
             "rope_parameters": rope,
-            "rope_scaling": rope if scaling else None,  # where older engines look for it
             "dtype": str(self.embed.dtype).removeprefix("torch."),
         }
+        if scaling:
+            config["rope_scaling"] = rope  # where older engines look for it
         with atomic_dir(folder, sum(weight.nbytes for weight in self.parameters())) as temporary:
             write_model(temporary, config, to_hub(self))
             seal(temporary)
