@@ -15,7 +15,7 @@ from draftlab.latency.inflate import inflate
 from draftlab.latency.self_check import self_check
 from draftlab.latency.settings import Engine
 from draftlab.models import LanguageModel, load_model
-from draftlab.models.backend import EngineOptions, LatencyBackend, check_pair
+from draftlab.models.backend import EngineOptions, LatencyBackend, check_pair, have_same_tokens
 from draftlab.models.config import read_config
 from draftlab.models.cores import pinned
 from draftlab.models.gguf import Weights, export
@@ -62,6 +62,8 @@ def open_pair(
                 raise UserError(f"the file holds {stored} weights, not {settings.weights}", file=path, remedy=remedy)
             models.append(model)
         for draft in models[1:]:
+            if isinstance(draft, LlamaCpp) and have_same_tokens(models[0], draft):
+                draft.fit(models[0].vocab_size)
             check_pair(models[0], draft)
         if not settings.gpu_layers and settings.device == "cpu":
             stack.enter_context(pinned(settings.threads))

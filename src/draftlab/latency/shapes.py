@@ -47,7 +47,7 @@ def random_model(name: str, dtype: torch.dtype, device: torch.device, seed: int 
     with torch.no_grad():
         for weight in network.parameters():
             weight.normal_(0, 0.02, generator=generator) if weight.ndim == 2 else weight.fill_(1)
-    return network if isinstance(network, Llama) else HubModel(network, architecture.vocab)
+    return network if isinstance(network, Llama) else HubModel(network)
 
 
 def on_meta(architecture: Sizes) -> nn.Module:

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Protocol
 from draftlab.core.settings import Dtype
 from draftlab.errors import UserError
 from draftlab.files.weights import check_sizes, is_gguf
-from draftlab.models.config import is_head, is_llama, read_config, read_sizes
+from draftlab.models.config import is_head, is_llama, read_config
+from draftlab.models.padding import rows_of
 from draftlab.models.tokenizer import Tokenizer, check_same_tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
@@ -151,25 +152,13 @@ def load_pair(
     return load_model(target, dtype, device), load_model(draft, dtype, device), tokenizer
 
 
-def logit_count(model: Path, tokenizer: Tokenizer) -> int:
-    """How many logits a model computes, its padding included where ``load_model`` keeps it; 0 if the folder does not tell."""
-    if not is_gguf(model) and not (model / "config.json").is_file():
-        return 0
-    config = read_sizes(model)
-    rows = int(config.get("vocab_size") or 0)
-    keeps_padding = is_gguf(model) or is_head(config) or is_llama(config)  # ``hf.load`` leaves it out
-    return rows if keeps_padding else min(rows, tokenizer.vocab_size)
-
-
 def shared_tokenizer(target: Path, draft: Path) -> Tokenizer:
     """The tokenizer of two models; a ``UserError`` if each has its own, or if one pads its vocabulary further than the other."""
-    tokenizer, lengths = load_tokenizer(target), dict[Path, int]()
+    tokenizer = load_tokenizer(target)
     check_same_tokenizer(tokenizer, load_tokenizer(draft))
-    for model in (target, draft):
-        if rows := logit_count(model, tokenizer):
-            lengths[model] = rows
-    if len(set(lengths.values())) > 1:
-        what = f"target and draft share {tokenizer.vocab_size} tokens, but padded to {lengths[target]} and {lengths[draft]}"
-        cut = f"model.resize_token_embeddings({min(lengths.values())}), then model.save_pretrained"
-        raise UserError(what, file=draft, remedy=f"cut the larger model in transformers: {cut}")
+    rows = [rows_of(model) for model in (target, draft)]
+    if all(rows) and rows[0] != rows[1]:
+        what = f"target and draft share {tokenizer.vocab_size} tokens, but padded to {rows[0]} and {rows[1]}"
+        remedy = f"copy it with the target's rows: draftlab pretrain draft --model {draft} --tokenizer {target}"
+        raise UserError(what, file=draft, remedy=remedy)
     return tokenizer

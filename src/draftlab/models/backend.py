@@ -127,6 +127,12 @@ def confident_argmaxes(logits: Logits, min_prob: float) -> list[int]:
     return found
 
 
+def have_same_tokens(target: LatencyBackend, draft: LatencyBackend) -> bool | None:
+    """Whether two vocabularies are the same but for padding; None where no digest tells."""
+    both = target.vocabulary.keys() & draft.vocabulary.keys()
+    return all(target.vocabulary[name] == draft.vocabulary[name] for name in both) if both else None
+
+
 def check_pair(target: LatencyBackend, draft: LatencyBackend) -> None:
     """Raise ``UserError`` if two models read token ids differently, or if only one has an encoder."""
     remedy = "use a draft that was trained with the target's tokenizer"
@@ -137,6 +143,5 @@ def check_pair(target: LatencyBackend, draft: LatencyBackend) -> None:
         raise UserError(f"the target has {target.vocab_size} tokens, the draft has {draft.vocab_size}", remedy=remedy)
     if None not in (target.eos, draft.eos) and target.eos != draft.eos:
         raise UserError(f"eos is token {target.eos} in the target and {draft.eos} in the draft", remedy=remedy)
-    both = target.vocabulary.keys() & draft.vocabulary.keys()
-    if any(target.vocabulary[name] != draft.vocabulary[name] for name in both):
+    if have_same_tokens(target, draft) is False:
         raise UserError("target and draft have vocabularies of the same size but different tokens", remedy=remedy)

@@ -28,6 +28,7 @@ from draftlab.files.gguf_header import BIASES, read_header
 from draftlab.files.json_files import read_object, write_json
 from draftlab.files.seals import seal
 from draftlab.models.hub import check_outside
+from draftlab.models.padding import fit_rows
 from draftlab.models.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -198,17 +199,19 @@ def check_loads(path: Path) -> None:
         raise UserError(what, file=path, remedy="fetch or export it again")
 
 
-def write_folder(path: Path, out: Path) -> None:
+def write_folder(path: Path, out: Path, rows: int = 0) -> None:
     """Write the model of a GGUF file as a folder in the Hugging Face layout, with a link to the file.
 
     **Arguments:**
     - `path`: the GGUF file
     - `out`: the folder to write
+    - `rows`: the rows of embeddings that the folder gets, for a draft whose target has others; 0: those of the file
     """
     check_outside(str(path), out)
     check_loads(path)
     with atomic_dir(out) as folder:
         read_model(path).save(folder)
+        fit_rows(folder, rows)
         read_tokenizer(path).save(folder)
         origin = {"file": path.name, "sha256": sha256(path)}
         write_json(folder / "config.json", read_object(folder / "config.json") | {"draftlab_made_of": origin})

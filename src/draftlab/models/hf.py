@@ -26,7 +26,6 @@ from draftlab.files.seals import seal
 from draftlab.files.weights import weight_files
 from draftlab.models import TokenIds
 from draftlab.models.batching import check_lengths, pad_requests, pad_rows
-from draftlab.models.tokenizer import load_tokenizer
 
 RELATIVE = ("t5", "mt5", "umt5", "longt5", "switch_transformers", "bloom", "mpt")
 """Types of models that take no ``position_ids`` because only distances between tokens count."""
@@ -35,8 +34,9 @@ RELATIVE = ("t5", "mt5", "umt5", "longt5", "switch_transformers", "bloom", "mpt"
 class HubModel:
     """A model of ``transformers``; ``LanguageModel`` documents its methods."""
 
-    def __init__(self, network: Any, vocab_size: int) -> None:
-        self.network, self.vocab_size = network, vocab_size
+    def __init__(self, network: Any) -> None:
+        self.network = network
+        self.vocab_size = int(network.get_output_embeddings().weight.shape[0])
         self.is_encoder_decoder = bool(network.config.is_encoder_decoder)
         self.wants_positions = "position_ids" in inspect.signature(network.forward).parameters
         if self.is_encoder_decoder and network.device.type == "cpu":
@@ -79,7 +79,7 @@ class HubModel:
             inputs = {"input_ids": tokens.to(self.device)}
         with self._projecting_only(positions.to(self.device)):
             logits: Tensor = self.network(**inputs, use_cache=False).logits[0]
-        return logits[:, : self.vocab_size]
+        return logits
 
     def decoder(self) -> HubModel:
         return self
@@ -140,7 +140,7 @@ class HubCache:
         self.encoder_mask: Tensor | None = None
 
     def extend(self, tokens: Int[Tensor, "batch new"]) -> Float[Tensor, "batch new vocab"]:
-        return self.read(tokens)[..., : self.model.vocab_size]
+        return self.read(tokens)
 
     def read(self, tokens: Int[Tensor, "batch new"]) -> Tensor:
         """Append tokens; return the logits that the network computes, at all positions or at some."""
@@ -238,7 +238,7 @@ def new_t5(vocab_size: int, hidden: int, ffn: int, layers: int, heads: int, gene
                 elif name.endswith((".o.weight", ".wo.weight")):
                     std *= 0.1
                 weight.normal_(0, std, generator=generator)
-    return HubModel(network.train(False), vocab_size)
+    return HubModel(network.train(False))
 
 
 def load(folder: Path | str, dtype: torch.dtype = torch.float32, device: torch.device | None = None) -> HubModel:
@@ -269,15 +269,12 @@ def load(folder: Path | str, dtype: torch.dtype = torch.float32, device: torch.d
         raise UserError(what, file=folder, remedy="use another model") from None
     if unusable := [*report["missing_keys"], *report["mismatched_keys"]]:
         raise UserError(f"no usable weight {unusable[0]!r}", file=folder, remedy="fetch or make the model again")
-    vocab_size = int(network.get_output_embeddings().weight.shape[0])
-    if (Path(folder) / "tokenizer.json").is_file():  # some models pad their vocabulary to a round size
-        vocab_size = min(vocab_size, load_tokenizer(folder).vocab_size)
-    model = HubModel(network.to(device or torch.device("cpu")).eval(), vocab_size)
+    model = HubModel(network.to(device or torch.device("cpu")).eval())
     try:
         with torch.inference_mode():
             model.answer_logits([[0, 0]], [[0]])
             model.prefill([[0, 0]], 1)
-            first, other = (model.answer_logits([[0]], [[token, 0]])[0] for token in (0, vocab_size - 1))
+            first, other = (model.answer_logits([[0]], [[token, 0]])[0] for token in (0, model.vocab_size - 1))
             if not torch.allclose(first, other, rtol=1e-3, atol=1e-3, equal_nan=True):
                 what = f"{config.model_type} with this config sees the tokens after a position, too"
                 raise UserError(what, remedy="use a model with causal attention")

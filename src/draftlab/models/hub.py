@@ -19,6 +19,7 @@ from draftlab.files.packages import package_of
 from draftlab.files.seals import content_digest, seal
 from draftlab.files.weights import is_gguf, parameter_count, parts_of
 from draftlab.models.config import TOOL_TEMPLATE, context_of, copy_files, is_head, read_config, read_eos_ids
+from draftlab.models.padding import fit_rows, rows_of
 from draftlab.models.pickled import PICKLED, PICKLED_INDEX, convert
 
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
@@ -39,14 +40,16 @@ LAYOUT = "use a model in the Hugging Face layout"
 def copy_model(name: str, out: Path, tokenizer: Path | None = None) -> None:
     """Make ``out`` the model ``name``: a folder, a GGUF file, ``package:NAME``, or ``owner/name[@revision]`` of the hub.
 
-    The weights of a local folder are linked. A head of EAGLE-3 without a tokenizer gets that of the folder ``tokenizer``.
+    The weights of a local folder are linked. With the folder ``tokenizer`` of its target, a draft gets as many rows of embeddings as the target
+    has (``fit_rows``), and a head of EAGLE-3 without a tokenizer gets that one.
     """
     name = _without_package(name)
     check_outside(name, out)
+    rows = rows_of(tokenizer) if tokenizer else 0
     if is_gguf(name):
         from draftlab.models.gguf_import import write_folder
 
-        write_folder(Path(name), out)
+        write_folder(Path(name), out, rows)
         return
     source = fetch(name)
     link = os.symlink if source == Path(name) else _link_or_copy
@@ -54,10 +57,13 @@ def copy_model(name: str, out: Path, tokenizer: Path | None = None) -> None:
         for pattern in WEIGHTS:
             for path in sorted(source.glob(pattern)):
                 link(path.resolve(), folder / path.name)
-        if tokenizer and not (source / "tokenizer.json").is_file() and is_head(read_config(source)):
+        is_of_eagle = tokenizer is not None and is_head(read_config(source))
+        if tokenizer and is_of_eagle and not (source / "tokenizer.json").is_file():
             copy_files(tokenizer, folder, [file for file in TOKENIZER if file != "config.json"])
             write_json(folder / "generation_config.json", {"eos_token_id": list(read_eos_ids(tokenizer))})
         _copy_tokenizer(source, folder, name)
+        if not is_of_eagle:
+            fit_rows(folder, rows)
         seal(folder)
 
 
@@ -76,7 +82,8 @@ def copy_tokenizer(name: str, folder: Path) -> None:
 
         tokenizer = read_tokenizer(name)
         tokenizer.save(folder)
-        config = {"eos_token_id": list(tokenizer.eos_ids), "max_position_embeddings": context_of(name)}
+        sizes = {"max_position_embeddings": context_of(name), "vocab_size": rows_of(Path(name))}
+        config = {"eos_token_id": list(tokenizer.eos_ids)} | sizes
         write_json(folder / "config.json", config)
         return
     _copy_tokenizer(_resolve(name, TOKENIZER), folder, name)

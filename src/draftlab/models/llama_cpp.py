@@ -105,6 +105,14 @@ class LlamaCpp:
         self._opened.close()
         self._context = None
 
+    def fit(self, vocab_size: int) -> None:
+        """Give as many logits as another model whose vocabulary has more or less padding: the rest is left out, what is missing is -inf.
+
+        A token that only the other model has is read as the last one, as in a folder (``padding.fit_rows``).
+        """
+        if self.head is None:
+            self.vocab_size = vocab_size
+
     def encode(self, prompt: Sequence[int]) -> None:
         if self.decoder_start is None:
             raise UserError("a decoder-only model has no encoder", file=self.path, remedy="prefill the prompt")
@@ -175,7 +183,12 @@ class LlamaCpp:
         self._run(lib.llama_decode, tokens, positions, sequences, wanted)
         rows = len(tokens) if wanted is None else sum(wanted)
         logits = np.ctypeslib.as_array(lib.llama_get_logits(self._context), shape=(rows, self.outputs))
-        return logits if of_head or self.head is None else self.head.spread(logits)
+        if self.head is not None:
+            return logits if of_head else self.head.spread(logits)
+        missing = 0 if of_head else max(self.vocab_size - self.outputs, 0)
+        if missing:
+            return np.pad(logits, ((0, 0), (0, missing)), constant_values=-np.inf)
+        return logits[:, : self.vocab_size]
 
     def _run(
         self,
@@ -192,6 +205,8 @@ class LlamaCpp:
             raise UserError(f"{count} tokens in one call, but at most {self._batch_size} fit", remedy=remedy)
         if self.head is None:
             self._tokens[:count] = tokens
+            if self.vocab_size > self.outputs:
+                np.minimum(self._tokens[:count], self.outputs - 1, out=self._tokens[:count])
         else:
             self._embeddings[:count] = self.head.embeddings[list(tokens)]
         self._positions[:count] = positions
@@ -349,10 +364,12 @@ def _open_context(model: Any, settings: EngineOptions) -> Any:
 
 
 def _digests(model: Any) -> dict[str, str]:
-    """Digests of a file's vocabulary: ``draftlab``, which the export wrote, and ``tokens``, of the tokens in the file."""
+    """Digests of a file's vocabulary without padding: ``draftlab``, which the export wrote, and ``tokens``, of the tokens in the file."""
     digests, vocabulary = {"draftlab": _metadata(model, VOCABULARY_KEY)}, lib.llama_model_get_vocab(model)
     if lib.llama_vocab_type(vocabulary) != lib.LLAMA_VOCAB_TYPE_NONE:
-        texts = (lib.llama_vocab_get_text(vocabulary, token) for token in range(lib.llama_vocab_n_tokens(vocabulary)))
+        tokens = range(lib.llama_vocab_n_tokens(vocabulary))
+        used = (t for t in tokens if not lib.llama_vocab_get_attr(vocabulary, t) & lib.LLAMA_TOKEN_ATTR_UNUSED)
+        texts = (b"%d %s" % (token, lib.llama_vocab_get_text(vocabulary, token)) for token in used)
         digests["tokens"] = hashlib.sha256(b"\0".join(texts)).hexdigest()
     return {name: digest for name, digest in digests.items() if digest is not None}
 

@@ -27,10 +27,11 @@ from draftlab.files.atomic import atomic_dir
 from draftlab.files.digests import code_digest
 from draftlab.files.json_files import read_jsonl, write_json
 from draftlab.files.seals import check_content, seal
-from draftlab.models import LanguageModel, Tokenizer, hf, hub, load_model, load_tokenizer, logit_count, shared_tokenizer
+from draftlab.models import LanguageModel, Tokenizer, hf, hub, load_model, load_tokenizer, shared_tokenizer
 from draftlab.models.config import context_of
 from draftlab.models.head import columns_of
 from draftlab.models.llama import Llama, LlamaConfig
+from draftlab.models.padding import rows_of
 from draftlab.models.tokenizer import train_tokenizer
 from draftlab.train import training
 from draftlab.train.designs import frequent_tokens, project, prune, trim_head
@@ -166,7 +167,7 @@ def make_draft(
         for text in generators.public_documents(recipe.documents, recipe.seed)
     ]
     context = max(recipe.context, context_of(tokenizer))  # for every request that the target answers
-    size = logit_count(tokenizer, encoder) or encoder.vocab_size  # the target's padding too
+    size = rows_of(tokenizer) or encoder.vocab_size  # the target's padding too
     model = _untrained(recipe.model_copy(update={"context": context}), size, target)
     if recipe.head:
         if not isinstance(model, Llama):
