@@ -12,6 +12,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
+from draftlab.engine.llama_cpp import GgufTarget
 from draftlab.engine.settings import Recipe
 from draftlab.errors import UserError
 from draftlab.files.json_files import read_object, write_json
@@ -163,6 +164,19 @@ def test_other_tokens_are_refused_however_they_are_padded(tmp_path: Path) -> Non
     pair = open_pair(tmp_path / "target.gguf", tmp_path / "draft.gguf", settings=Engine(), context_length=128)
     with pytest.raises(UserError, match="the target has 320 tokens, the draft has 384"), pair:
         pytest.fail("ids would mean different tokens")
+
+
+def test_the_file_behind_a_target_may_have_other_padding_than_its_folder(tmp_path: Path) -> None:
+    target = llama(tmp_path / "target", SMALL)
+    export(target, tmp_path / "target.gguf", vocabulary=False)
+    opened = GgufTarget(tmp_path / "target.gguf", {"vocab_size": LARGE, "max_position_embeddings": 128})
+    cache, first = opened.prefill([[1, 5, 9]], 4)
+    logits = cache.extend(first[:, None])
+    assert logits.shape == (1, 1, LARGE)
+    torch.testing.assert_close(
+        logits[0, 0, :SMALL], load_model(target).answer_logits([[1, 5, 9]], [[0]])[0], atol=1e-4, rtol=0
+    )
+    opened.close()
 
 
 @pytest.mark.parametrize("of_file", [False, True])

@@ -103,4 +103,5 @@ class GgufTarget:
         self.close()
         threads = min(torch.get_num_threads(), len(usable()))
         self._model = LlamaCpp(self._path, EngineOptions(length, threads, self._gpu_layers, sequences))
+        self._model.fit(self.vocab_size)  # a folder may have other padding than the file from which it was made
         return self._model
