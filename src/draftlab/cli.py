@@ -69,6 +69,7 @@ VERBS: dict[str, str | Callable[..., None]] = {
     "gguf import": "models.gguf_import:write_folder",
     "gguf inflate": "latency.inflate:inflate",
     "widen": "models.trimmed:widen",
+    "transplant": "models.transplant:transplant",
     # The steps of the workflow.
     "data fetch": "data.sources:fetch",
     "data make": "data.splits:make_from",

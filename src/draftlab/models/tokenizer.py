@@ -220,4 +220,5 @@ def check_same_tokenizer(target: Tokenizer, draft: Tokenizer) -> None:
             f"target and draft have different vocabularies ({len(ours)} and {len(theirs)} tokens; "
             f"{name!r} is {ours.get(name)} in one and {theirs.get(name)} in the other)"
         )
-        raise UserError(what, remedy="use two models that share a tokenizer")
+        remedy = "use two models that share a tokenizer, or give the draft the target's vocabulary: draftlab transplant"
+        raise UserError(what, remedy=remedy)
