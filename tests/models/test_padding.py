@@ -81,6 +81,7 @@ def test_a_copied_draft_has_the_rows_of_its_target_and_the_same_logits(
     hub.copy_model(str(draft), tmp_path / "copy", target)
     assert {file.name: file.read_bytes() for file in draft.iterdir()} == before, "the user's own folder stays as it is"
     assert rows_of(tmp_path / "copy") == wanted
+    assert read_object(tmp_path / "copy/config.json")["draftlab_rows_before"] == had
     shared_tokenizer(target, tmp_path / "copy")
     with torch.inference_mode():
         given, made = (load_model(folder).answer_logits(PROMPTS, ANSWERS) for folder in (draft, tmp_path / "copy"))

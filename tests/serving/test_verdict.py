@@ -1057,6 +1057,30 @@ def test_the_draft_to_serve_is_that_of_the_best_option(tmp_path: Path, option: s
     assert "--greedy" not in emit
 
 
+@pytest.mark.parametrize(
+    ("draft", "target", "rows", "copied"),
+    [
+        ("owner/name", "T", 384, True),  # vLLM refuses a draft with other rows than its target
+        ("owner/name", "T", 320, False),
+        ("B.gguf", "T.gguf", 384, False),  # llama.cpp does not, up to 128
+        ("B.gguf", "T.gguf", 512, True),
+    ],
+)
+def test_a_draft_that_was_given_the_rows_of_its_target_is_served_so(
+    tmp_path: Path, draft: str, target: str, rows: int, copied: bool
+):
+    copy = tmp_path / "main/models/draft"
+    before = {"draftlab_rows_before": 320} if rows != 320 else {}
+    write_json(copy / "config.json", {"vocab_size": rows} | before)
+    steps = commands(decide(table(0.8, option="as_it_comes"), target=target), Path("out"), draft, tmp_path)
+    served = next(step for step in steps if step.startswith("draftlab emit")).split()
+    export = [step for step in steps if step.startswith("draftlab gguf export")]
+    if target == "T.gguf" and copied:
+        assert f"--model {copy} " in export[0]
+    else:
+        assert (served[served.index("--draft") + 1], export) == (str(copy) if copied else draft, [])
+
+
 def test_a_draft_after_a_lookup_is_served_by_llama_cpp():
     found = decide(table(0.8, option="lookup_first"))
     target, draft, emit, monitor = commands(found, Path("out"), "", Path("results"))

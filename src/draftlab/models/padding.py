@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
+ROWS_BEFORE = "draftlab_rows_before"
+"""In the config of a draft that was given the rows of its target: how many it had."""
+
 HEADS = ("lm_head.", "embed_out.")
 """How the names of a head's tensors begin."""
 
@@ -46,6 +49,7 @@ def fit_rows(folder: Path, rows: int) -> None:
     if had not in (0, rows):
         kept = [(min(row, had - 1),) for row in range(rows)]
         make_rows(folder, kept, kept)
+        write_json(folder / "config.json", read_object(folder / "config.json") | {ROWS_BEFORE: had})
 
 
 def make_rows(folder: Path, embeddings: Sequence[Sequence[int]], head: Sequence[Sequence[int]]) -> None:

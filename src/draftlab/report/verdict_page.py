@@ -14,12 +14,15 @@ from draftlab.files.json_files import read_object
 from draftlab.files.packages import package_of
 from draftlab.files.weights import is_gguf
 from draftlab.models.gguf_import import ORIGINAL
+from draftlab.models.padding import ROWS_BEFORE, rows_of
 from draftlab.report import card
 from draftlab.report.page import templates
 from draftlab.report.verdict_run import replayed
 from draftlab.serving import engines
 from draftlab.serving.verdict_format import NAMES, Option, Range, Verdict, per_second
 
+LLAMA_CPP_PADDING = 128
+"""By how many rows two vocabularies may differ in llama.cpp's own speculative decoding."""
 NO_DRAFT = Range(estimate=1, low=1, high=1)
 FIGURES = {
     "length": "Speed-up over no draft by draft length, one request at a time, with each option's better way to propose. Below 1, the draft makes requests slower.",
@@ -76,7 +79,7 @@ def commands(judged: Verdict, folder: Path, draft: str, results: Path) -> list[s
         target = str(folder / "target.gguf")
         steps.append(["python", "convert_hf_to_gguf.py", source, "--outfile", target])  # llama.cpp's own tool
     if promise.option == "as_it_comes":
-        served = _to_serve(draft, results / "main/models/draft")
+        served = _to_serve(draft, results / "main/models/draft", target)
     else:
         kept = "kept_learning" if promise.option == "kept_learning" else "draft"
         served = str(replayed(results, judged.temperature) / kept)
@@ -96,10 +99,17 @@ def commands(judged: Verdict, folder: Path, draft: str, results: Path) -> list[s
     return _joined([*steps, emit], target, folder)
 
 
-def _to_serve(model: str, copy: Path) -> str:
-    """A model as engines find it: the run's ``copy`` of one that only draftlab finds by its name (none, a package, or a revision on the hub)."""
+def _to_serve(model: str, copy: Path, target: str = "") -> str:
+    """A model as engines find it: the run's ``copy`` of one that only draftlab finds by its name (none, a package, or a revision on the hub).
+
+    Of a draft, also a copy with other rows of embeddings than it had: those of its ``target``, without which vLLM refuses it.
+    """
     if package_of(model):
         return str(copy / ORIGINAL)
+    if target and (copy / "config.json").is_file():
+        before, rows = read_object(copy / "config.json").get(ROWS_BEFORE), rows_of(copy)
+        if before and not (is_gguf(model) and is_gguf(target) and abs(rows - before) <= LLAMA_CPP_PADDING):
+            return str(copy)
     return str(copy) if not model or (card.is_hub_id(model) and "@" in model) else model
 
 
