@@ -15,7 +15,7 @@ from draftlab.plan.scale import MAIN, ScaleSettings
 from draftlab.stages._contenders import BEFORE, DISTILLED
 from draftlab.stages._stage import NoInputs, Variant
 from draftlab.stages.online import Settings as Online
-from draftlab.train.settings import Offline, Training
+from draftlab.train.settings import Offline, ReplayLog, Training
 
 ON_ADAPTATION = ("osd_offline", "osd_latency_dataset")
 """The experiments of a run on the user's prompts that names none: would an adapted draft help on them?"""
@@ -125,8 +125,8 @@ def _runs_drafts(experiment: Experiment, run: RunConfig) -> bool:
     cells = experiment.cells(run.scale, datasets=["prompts"] if run.dataset else None).values()
     every = [variant.settings for variants in cells for variant in variants]
     return any(
-        not isinstance(settings, Offline | Online)
-        or settings.parallel
+        not isinstance(settings, Offline | Online | ReplayLog)
+        or getattr(settings, "parallel", False)
         or (isinstance(settings, Offline) and settings.sample_source not in ("teacher", "none"))
         for settings in every
     )

@@ -13,6 +13,7 @@ from draftlab.core.stats import ENOUGH
 from draftlab.files.json_files import read_object
 from draftlab.files.packages import package_of
 from draftlab.files.weights import is_gguf
+from draftlab.models.config import is_head
 from draftlab.models.gguf_import import ORIGINAL
 from draftlab.models.padding import ROWS_BEFORE, rows_of
 from draftlab.report import card
@@ -67,8 +68,8 @@ def commands(judged: Verdict, folder: Path, draft: str, results: Path) -> list[s
     target = _to_serve(judged.target, results / "main/models/target")
     if promise.option == "lookup":  # has no draft model
         return _joined([engines.lookup_command(target, promise.draft_len)], target, folder)
+    folder_of_target = str(results / "main/models/target") if is_gguf(target) else target
     if promise.option.startswith("suffix"):  # llama.cpp has none, and vLLM reads the folder that a file became
-        folder_of_target = str(results / "main/models/target") if is_gguf(target) else target
         serve = engines.suffix_command(folder_of_target, promise.draft_len, promise.threshold)
         return _joined([serve], folder_of_target, folder)
     steps: list[list[str]] = []
@@ -83,8 +84,10 @@ def commands(judged: Verdict, folder: Path, draft: str, results: Path) -> list[s
     else:
         kept = "kept_learning" if promise.option == "kept_learning" else "draft"
         served = str(replayed(results, judged.temperature) / kept)
-    config = Path(served) / "config.json"
-    if config.is_file() and read_object(config).get("head_tokens"):
+    config = read_object(file) if (file := Path(served) / "config.json").is_file() else {}
+    if is_head(config):  # nor does llama.cpp run one
+        target = folder_of_target
+    if config.get("head_tokens"):
         steps.append(["draftlab", "widen", "--model", served, "--out", str(folder / "draft")])
         served = str(folder / "draft")
     if is_gguf(target) and not is_gguf(served):

@@ -25,6 +25,7 @@ from draftlab.files.checkout import ROOT
 from draftlab.files.digests import sha256
 from draftlab.files.json_files import read_jsonl, read_object
 from draftlab.files.tables import read_table
+from draftlab.models.config import is_head, read_config
 from draftlab.models.tokenizer import Tokenizer, load_tokenizer
 from draftlab.plan.run import run_of
 from draftlab.report.verdict_settings import VerdictSettings, absolute
@@ -63,7 +64,7 @@ def _config(settings: VerdictSettings, draft: str, name: str, folder: Path) -> l
         "dataset": os.path.abspath(settings.traffic),
         "target": absolute(settings.target),
         "name": name,
-        "experiments": "traffic_verdict,traffic_cost",
+        "experiments": "traffic_verdict" if settings.hardware else "traffic_verdict,traffic_cost",
     }
     config |= {"draft": absolute(draft)} if draft else {}
     config |= {"template": settings.template} if settings.template else {}
@@ -116,7 +117,8 @@ def judge_run(
     context = mean_context(rows[rows["split"] == "eval"])
     if settings.hardware:
         weights = facts["parameters"]
-        costs = block_costs.from_profile(settings.hardware, context, weights["draft"] / weights["target"])
+        ratio, head = weights["draft"] / weights["target"], is_head(read_config(results / "main/models/draft"))
+        costs = block_costs.from_profile(settings.hardware, context, ratio, head)
     else:
         costs = block_costs.from_probes(read_table(results / "traffic_cost.csv"), context)
     learnt_from = results / "main/answers" / recorded_name("prompts", "train", temperature)

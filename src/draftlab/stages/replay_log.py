@@ -55,16 +55,29 @@ MEASURES = {
 
 
 def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.DataFrame, Facts]:
-    """Replay every option; keep the distilled draft in ``out/draft``, and the one that learnt while it served in ``out/kept_learning``."""
+    """Replay every option; keep the distilled draft in ``out/draft``, and the one that learnt while it served in ``out/kept_learning``.
+
+    A head of EAGLE-3 is not joined to prompt lookup, and its blocks do not end early: the engines that serve it do neither.
+    """
     import pandas as pd
 
     from draftlab.engine.replay_suffixes import search_seconds
+    from draftlab.models import LanguageModel
+    from draftlab.models.eagle import of_blocks
+    from draftlab.models.eagle3 import Eagle3, Eagle3Head
     from draftlab.train import replay_log
     from draftlab.train.folders import Folders
 
     folders = Folders(inputs.answers, inputs.models, bench.kept)
     train, held_out = (folders.recorded(settings.dataset, split, settings.temperature) for split in ("train", "eval"))
-    draft, learner, frames = folders.draft(settings), folders.draft(settings), list[pd.DataFrame]()
+
+    def fresh() -> LanguageModel:
+        draft = folders.draft(settings)
+        target = folders.target(settings.device, inputs.dtype) if isinstance(draft, Eagle3Head) else None
+        return of_blocks(draft, target, max(settings.draft_lens), parallel=False)
+
+    draft, learner, frames = fresh(), fresh(), list[pd.DataFrame]()
+    is_head = isinstance(draft, Eagle3)
 
     def add(split: str, *tables: pd.DataFrame) -> None:
         frames.extend(table.assign(split=split) for table in tables)
@@ -80,15 +93,15 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     add("train", rows)
     add("eval", replay_log.fixed_lengths("kept_learning", learner, held_out, settings))
     effort, offline = replay_log.distil(draft, train, settings, bench.out / ".checkpoint.safetensors")
-    for option in ("distilled", "lookup_first"):
+    for option in ("distilled", *(() if is_head else ("lookup_first",))):
         add("eval", replay_log.fixed_lengths(option, draft, held_out, settings))
-    if settings.thresholds and not settings.temperature:
+    if settings.thresholds and not settings.temperature and not is_head:
         for option in ("distilled_confident", "lookup_first_confident"):
             add("eval", replay_log.confident(option, draft, held_out, settings))
     learnt = {"as_it_comes": 0, "distilled": len(train.answers)}
     for option, share in replay_log.CURVE.items():
         if requests := range(len(train.answers) // share):
-            taught = folders.draft(settings)
+            taught = fresh()
             replay_log.distil(taught, train.take(requests), settings, bench.out / ".checkpoint.safetensors")
             no_optimum = settings.model_copy(update={"ceiling": 0})
             add("eval", replay_log.fixed_lengths(option, taught, held_out, no_optimum))

@@ -26,6 +26,7 @@ from draftlab.engine.replay_suffixes import continue_at_thresholds
 from draftlab.models import LanguageModel
 from draftlab.models.lookup import Lookup
 from draftlab.models.ngrams import Ngrams, guesses_along
+from draftlab.models.places import ByPlace
 from draftlab.train.learning import Effort, train
 from draftlab.train.offline import counts
 from draftlab.train.online import Lesson, check_interval, served_by
@@ -108,7 +109,9 @@ def fixed_lengths(option: str, draft: LanguageModel, recorded: TargetPass, setti
         agree = agree_along(model, recorded, draft_sampling=sampling, batch_size=BATCH)
         frames.append(_all_lengths(agree, recorded, settings, looked_up).assign(option=option, proposal=proposal))
     rows = pd.concat(frames, ignore_index=True)
-    return rows if lookup_first or not settings.ceiling else _with_optimum(rows, draft, recorded, settings.ceiling)
+    if lookup_first or not settings.ceiling or isinstance(draft, ByPlace):  # whose distributions differ by place
+        return rows
+    return _with_optimum(rows, draft, recorded, settings.ceiling)
 
 
 def confident(option: str, draft: LanguageModel, recorded: TargetPass, settings: ReplayLog) -> pd.DataFrame:
