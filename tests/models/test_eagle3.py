@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -21,8 +22,9 @@ from draftlab.conformance import Budget, check_samples
 from draftlab.core.sampling import Sampling
 from draftlab.data.prompts import Prompt
 from draftlab.engine.answering import answer_file
+from draftlab.engine.answers import recorded_name
 from draftlab.engine.generate import generate
-from draftlab.engine.recording import record
+from draftlab.engine.recording import load_pass, record
 from draftlab.engine.replay import replay
 from draftlab.engine.settings import Answers, Recipe
 from draftlab.engine.speculate import speculate
@@ -30,14 +32,14 @@ from draftlab.errors import UserError
 from draftlab.files.json_files import read_json, read_object, write_json, write_jsonl
 from draftlab.files.weights import parameter_count
 from draftlab.models import load_model, load_tokenizer
-from draftlab.models.config import is_head, read_config
+from draftlab.models.config import is_head, is_head_folder, read_config
 from draftlab.models.eagle import of_blocks
 from draftlab.models.eagle3 import Eagle3, Eagle3Head, states_read
 from draftlab.models.gguf import export
 from draftlab.models.llama import Llama
 from draftlab.models.tokenizer import train_tokenizer
 from draftlab.plan import WORKFLOW, load_run
-from draftlab.stages import offline, online
+from draftlab.stages import offline, online, replay_log
 from draftlab.stages._inputs import Distillation
 from draftlab.stages._stage import Bench
 from draftlab.stages.offline import Settings as Offline
@@ -318,7 +320,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     recipe = Recipe(model=str(source))
     make_draft(recipe, tokenizer=made / "models/target", template="plain", out=made / "models/draft")
     prompts = [Prompt(str(i), "gsm8k", "train", f"count to {i}") for i in range(12)]
-    for name in ("gsm8k.train", "gsm8k.eval"):
+    for split, temperature in itertools.product(("train", "eval"), (0.0, 1.0)):
+        name = recorded_name("gsm8k", split, temperature)
         write_jsonl(made / f"{name}.jsonl", prompts)
         settings = Answers.model_validate({"max_new_tokens": 8, "template": "plain", "keep": 64})
         answer_file(
@@ -326,6 +329,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
             target=made / "models/target",
             prompts=made / f"{name}.jsonl",
             requests=12,
+            temperature=temperature,
             out=made / "answers" / name,
         )
     return made
@@ -361,6 +365,29 @@ def test_it_learns_as_it_serves(pair: Path, tmp_path: Path) -> None:
     assert {name for name, value in after.items() if torch.equal(value, before[name])} == {"d2t", "t2d"}
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_log_is_replayed_with_it(pair: Path, temperature: float, tmp_path: Path) -> None:
+    """At every length as one replay at that length has it; not after prompt lookup, and in whole blocks."""
+    inputs = Distillation(models=pair / "models", answers=pair / "answers", max_new_tokens=8)
+    learns = {"dataset": "gsm8k", "batch": 4, "learning_rate": 1e-2, "update_interval": 4, "draft_lens": [1, 3]}
+    settings = replay_log.Settings(**learns, temperature=temperature)
+    rows, facts = replay_log.run(settings, inputs, Bench(tmp_path))
+    models = {"as_it_comes", "distilled", "distilled_on_quarter", "distilled_on_eighth", "kept_learning"}
+    assert set(rows["option"]) == {*models, "lookup", "suffix", "suffix_confident"}
+    held_out = rows[(rows["split"] == "eval") & (rows["proposal"] == ("probabilistic" if temperature else "greedy"))]
+    recorded = load_pass(pair / "answers" / recorded_name("gsm8k", "eval", temperature))
+    target = load_model(pair / "models/target")
+    for option, folder in (("as_it_comes", pair / "models/draft"), ("distilled", tmp_path / "draft")):
+        for draft_len in (1, 3):
+            walked = replay(of_blocks(load_model(folder), target, draft_len, parallel=False), recorded, draft_len)
+            own = held_out[(held_out["option"] == option) & (held_out["draft_len"] == draft_len)]
+            for name in ("accepted", "blocks", "emitted", "visited"):
+                np.testing.assert_allclose(own[name], getattr(walked, name), rtol=1e-5, atol=1e-5)
+            assert (own["steps"] == own["drafted"]).all()
+    assert facts["parameters"]["draft"] == parameter_count(pair / "models/draft")
+    assert is_head_folder(tmp_path / "kept_learning")
+
+
 def test_a_run_on_ones_own_prompts_distils_it_and_times_nothing(pair: Path, tmp_path: Path) -> None:
     (tmp_path / "p.jsonl").write_text('{"prompt": "a"}\n')
     given = {"dataset": str(tmp_path / "p.jsonl"), "target": str(pair / "models/target"), "template": "plain"}
@@ -376,7 +403,9 @@ def test_a_run_on_ones_own_prompts_distils_it_and_times_nothing(pair: Path, tmp_
             "beyond_token_rate",
         }
         assert not refused & set(every)
-        for name in (*refused, "traffic_verdict"):
+        of_log = given | draft | {"scale": "traffic", "experiments": "traffic_verdict"}
+        assert set(load_run(of_log, WORKFLOW).experiments) == {"traffic_verdict"}
+        for name in (*refused, "traffic_cost"):
             scale = {"scale": "traffic"} if name.startswith("traffic") else {}
             with pytest.raises(UserError, match=rf"{name} cannot run a draft that is a head of EAGLE-3 .*osd_epochs"):
                 load_run(given | draft | scale | {"experiments": name}, WORKFLOW)

@@ -207,6 +207,11 @@ def test_costs_of_a_profile_are_in_its_plain_steps(tmp_path: Path):
     costs = from_profile(str(tmp_path / "p.yaml"), 100, 0.5)
     assert costs.seconds == pytest.approx(0.012)
     assert costs.block(8) == pytest.approx((18 + 8 * 5 + 3) / 12)
+    with_draft = COSTS.profile.model_copy(update=changes | {"draft": target.scaled(0.25)})
+    save(with_draft, tmp_path / "p.yaml")
+    alone, head = (from_profile(str(tmp_path / "p.yaml"), 100, 0.05, is_head) for is_head in (False, True))
+    assert alone.block(8) == pytest.approx((18 + 8 * 2.5 + 3) / 12), "its own draft"
+    assert head.block(8) == pytest.approx((18 + 8 * 0.5 + 3) / 12), "which is no head"
 
 
 def test_costs_that_drift_between_moments_widen_the_interval():
@@ -1081,6 +1086,14 @@ def test_a_draft_that_was_given_the_rows_of_its_target_is_served_so(
         assert (served[served.index("--draft") + 1], export) == (str(copy) if copied else draft, [])
 
 
+def test_a_head_of_eagle3_is_served_with_the_folder_of_its_target(tmp_path: Path):
+    found = decide(table(0.8), target="T.gguf")
+    head = tmp_path / "cells/traffic_verdict/prompts.0/draft"
+    write_json(head / "config.json", {"draft_vocab_size": 30, "vocab_size": 40})
+    emit, _ = commands(found, Path("out"), "B", tmp_path)
+    assert f" --target {tmp_path}/main/models/target --draft {head} " in emit
+
+
 def test_a_draft_after_a_lookup_is_served_by_llama_cpp():
     found = decide(table(0.8, option="lookup_first"))
     target, draft, emit, monitor = commands(found, Path("out"), "", Path("results"))
@@ -1359,6 +1372,13 @@ def test_bad_input_is_one_clear_error(tmp_path: Path, rows: list[str], more: dic
         run(asked, tmp_path / "out")
 
 
+def test_a_head_of_eagle3_needs_the_costs_of_a_machine_that_runs_it(tmp_path: Path):
+    write_json(tmp_path / "head/config.json", {"draft_vocab_size": 30, "vocab_size": 40})
+    asked = VerdictSettings(answer_file(tmp_path, questions(70)), "T", (str(tmp_path / "head"),))
+    with pytest.raises(UserError, match=r"head: a head of EAGLE-3, .*give a machine's costs: --hardware"):
+        run(asked, tmp_path / "out")
+
+
 @pytest.mark.parametrize(
     ("more", "message"), [({"target": "no/such/folder"}, "no such file or folder"), ({"scale": "nope"}, "scale: ")]
 )
@@ -1456,7 +1476,7 @@ def test_conversations_and_prompts_that_the_target_cannot_read_are_counted(
     assert "2.5 million weights (5.0 MB at two bytes each), the target 25.0 million" in shown
     assert "16 bytes for each weight of the draft (40 MB)" in shown
     held_out = judged[0][judged[0]["split"] == "eval"].drop_duplicates("request_id").sort_values("request_id")
-    assert priced == [("rtx4090-llama-3.1-8b", 20 + 90 / 2, 0.1)], "halfway through the held-out answers"
+    assert priced == [("rtx4090-llama-3.1-8b", 20 + 90 / 2, 0.1, False)], "halfway through the held-out answers"
     logged = len(tokenizer.encode("x " * 500))
     assert held_out["answer_tokens"].tolist()[:4] == [logged, 96, logged, 96], "only answers that were cut"
     (lookup,) = (option for option in found.options if option.name == "lookup")

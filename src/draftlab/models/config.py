@@ -204,6 +204,11 @@ def is_head(config: Mapping[str, Any]) -> bool:
     return "draft_vocab_size" in config or any("Eagle3" in name for name in config.get("architectures") or ())
 
 
+def is_head_folder(model: Path | str) -> bool:
+    """Whether a model is the folder of a head of EAGLE-3; False for one on the hub, which is not known yet."""
+    return (Path(model) / "config.json").is_file() and is_head(read_config(model))
+
+
 def rope_theta_of(config: Mapping[str, Any]) -> float:
     """The base of the rotary frequencies."""
     return float(rope_of(config).get("rope_theta") or config.get("rope_theta") or 10_000.0)

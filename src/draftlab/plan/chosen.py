@@ -8,7 +8,7 @@ from pathlib import Path
 from draftlab.core.settings import Dataset
 from draftlab.errors import UserError
 from draftlab.files.yaml_files import Place
-from draftlab.models.config import is_head, read_config
+from draftlab.models.config import is_head_folder
 from draftlab.plan.config import RunConfig
 from draftlab.plan.experiment import Experiment, load_experiment, place
 from draftlab.plan.scale import MAIN, ScaleSettings
@@ -113,9 +113,8 @@ def shows_adaptation(variant: Variant) -> bool:
 
 
 def _has_head(run: RunConfig) -> bool:
-    """Whether the user's draft is the folder of a head of EAGLE-3; False for one on the hub, which is not known yet."""
-    draft = run.draft or run.models.get("draft") or run.models.get(f"{MAIN}.draft") or ""
-    return (Path(draft) / "config.json").is_file() and is_head(read_config(draft))
+    """Whether the user's draft is a head of EAGLE-3, as far as is known."""
+    return is_head_folder(run.draft or run.models.get("draft") or run.models.get(f"{MAIN}.draft") or "")
 
 
 def _runs_drafts(experiment: Experiment, run: RunConfig) -> bool:

@@ -12,6 +12,7 @@ from draftlab.core.stats import ENOUGH
 from draftlab.data import check
 from draftlab.errors import UserError
 from draftlab.files.atomic import write_text
+from draftlab.models.config import is_head_folder
 from draftlab.report import card
 from draftlab.report.verdict_page import page
 from draftlab.report.verdict_run import judge_run, replayed, run_workflow
@@ -33,6 +34,9 @@ def run(settings: VerdictSettings, out: Path | None) -> list[tuple[Path, Verdict
         )
     if settings.hardware:
         profiles.load(settings.hardware)  # a wrong name is said before hours of work
+    elif head := next(filter(is_head_folder, settings.draft), None):
+        what = "a head of EAGLE-3, which llama.cpp does not run, so it cannot be timed here"
+        raise UserError(what, file=head, remedy="give a machine's costs: --hardware PROFILE (draftlab load --help)")
     check_sampling(settings)
     distinct, left_out = _usable(settings.traffic)
     verdicts: list[tuple[Path, Verdict | None]] = []

@@ -13,7 +13,7 @@ from draftlab.core.stats import ENOUGH
 from draftlab.files.json_files import read_object
 from draftlab.files.packages import package_of
 from draftlab.files.weights import is_gguf
-from draftlab.models.config import is_head
+from draftlab.models.config import is_head_folder
 from draftlab.models.gguf_import import ORIGINAL
 from draftlab.models.padding import ROWS_BEFORE, rows_of
 from draftlab.report import card
@@ -84,10 +84,10 @@ def commands(judged: Verdict, folder: Path, draft: str, results: Path) -> list[s
     else:
         kept = "kept_learning" if promise.option == "kept_learning" else "draft"
         served = str(replayed(results, judged.temperature) / kept)
-    config = read_object(file) if (file := Path(served) / "config.json").is_file() else {}
-    if is_head(config):  # nor does llama.cpp run one
+    if is_head_folder(served):  # nor does llama.cpp run one
         target = folder_of_target
-    if config.get("head_tokens"):
+    config = Path(served) / "config.json"
+    if config.is_file() and read_object(config).get("head_tokens"):
         steps.append(["draftlab", "widen", "--model", served, "--out", str(folder / "draft")])
         served = str(folder / "draft")
     if is_gguf(target) and not is_gguf(served):

@@ -25,7 +25,7 @@ from draftlab.files.checkout import ROOT
 from draftlab.files.digests import sha256
 from draftlab.files.json_files import read_jsonl, read_object
 from draftlab.files.tables import read_table
-from draftlab.models.config import is_head, read_config
+from draftlab.models.config import is_head_folder
 from draftlab.models.tokenizer import Tokenizer, load_tokenizer
 from draftlab.plan.run import run_of
 from draftlab.report.verdict_settings import VerdictSettings, absolute
@@ -117,8 +117,8 @@ def judge_run(
     context = mean_context(rows[rows["split"] == "eval"])
     if settings.hardware:
         weights = facts["parameters"]
-        ratio, head = weights["draft"] / weights["target"], is_head(read_config(results / "main/models/draft"))
-        costs = block_costs.from_profile(settings.hardware, context, ratio, head)
+        ratio, of_head = weights["draft"] / weights["target"], is_head_folder(results / "main/models/draft")
+        costs = block_costs.from_profile(settings.hardware, context, ratio, of_head)
     else:
         costs = block_costs.from_probes(read_table(results / "traffic_cost.csv"), context)
     learnt_from = results / "main/answers" / recorded_name("prompts", "train", temperature)

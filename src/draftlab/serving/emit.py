@@ -15,7 +15,7 @@ from draftlab.core.settings import Count
 from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_dir, check_replaceable
 from draftlab.files.json_files import read_object
-from draftlab.models.config import is_head, read_config
+from draftlab.models.config import is_head_folder
 from draftlab.serving import records
 from draftlab.serving.acceptance import from_alpha
 from draftlab.serving.engines import EMITTERS, ENDS_EARLY, LOOKS_UP, READ_STATES, Deployment, EngineFile, merged
@@ -176,7 +176,7 @@ def emit(
     shown = measured or (from_alpha(alpha) if alpha is not None else None)
     requests, traffic = (measured.requests, acceptance.stem) if measured and acceptance else (0, "")
     ranges, longest = from_load(load, context) if load is not None else ([], draft_len or 0)
-    eagle3 = eagle3 or ((Path(draft) / "config.json").is_file() and is_head(read_config(draft)))
+    eagle3 = eagle3 or is_head_folder(draft)
     pair = Deployment(target, draft, longest, ranges, not greedy, shown, requests, traffic, confidence, lookup, eagle3)
     for written in write(pair, engine, out):
         print(f"{written.file}: {written.version}")

@@ -74,7 +74,7 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     def fresh() -> LanguageModel:
         draft = folders.draft(settings)
         target = folders.target(settings.device, inputs.dtype) if isinstance(draft, Eagle3Head) else None
-        return of_blocks(draft, target, max(settings.draft_lens), parallel=False)
+        return of_blocks(draft, target, max(settings.draft_len, *settings.draft_lens), parallel=False)
 
     draft, learner, frames = fresh(), fresh(), list[pd.DataFrame]()
     is_head = isinstance(draft, Eagle3)
