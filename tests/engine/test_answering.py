@@ -173,6 +173,13 @@ def test_sampled_answers_follow_the_seed_and_keep_the_distribution_before_sampli
         asked(toys, folder, temperature=0.7)
 
 
+def test_a_server_that_draws_tokens_which_it_does_not_name_is_refused_where_they_weigh_much(folder: Path) -> None:
+    with serve(toy(folder, dialect="vllm")) as toys:
+        with pytest.raises(UserError, match=r"temperature 1\.5 also draws tokens that it does not name"):
+            asked(toys, folder, temperature=1.5)
+        assert asked(toys, folder, temperature=1.5, top_k=4).sampling == Sampling(1.5, top_k=4)
+
+
 def test_a_server_that_leaves_out_a_whole_answer_is_asked_for_its_tokens(folder: Path) -> None:
     for length in (1, 2, 3):
         with serve(toy(folder)) as toys:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from draftlab.core.losses import LOSSES
-from draftlab.core.sampling import Sampling
+from draftlab.core.sampling import Sampling, to_probs
 from draftlab.engine.answers import Answer, loops
 from draftlab.engine.generate import generate
 from draftlab.engine.recording import TargetPass, _batches, compact_distribution, join, load_pass, on_head, record
@@ -70,6 +70,34 @@ def test_large_vocabularies_keep_the_largest_and_the_emitted_token(monkeypatch: 
     assert (np.abs(other.overlap - one.overlap) <= tail + 1e-3).all()
     everything = part.target_logits(range(len(REQUESTS))).exp().sum(-1)
     torch.testing.assert_close(everything, torch.ones_like(everything), atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(0.3), Sampling(1.5), Sampling(1.5, top_k=12)], ids=str)
+def test_the_kept_tokens_have_their_own_probabilities_at_the_temperature_of_the_answers(
+    sampling: Sampling, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """How probable the others are at temperature 1 does not say how probable they are at another: an even spread weighs more above it."""
+    target, draft = make(0), make(1)
+    with torch.no_grad():
+        target.embed.mul_(0.4)  # flat: the others weigh much
+    settings = {"max_new_tokens": 12, "eos_ids": {2}, "sampling": sampling}
+    whole = record(target, REQUESTS, generator=torch.Generator().manual_seed(5), **settings)
+    monkeypatch.setattr("draftlab.engine.recording.WHOLE_VOCAB", 39)
+    part = record(target, REQUESTS, generator=torch.Generator().manual_seed(5), keep=8, **settings)
+    part.save(tmp_path / "pass")
+    kept, some = join([load_pass(tmp_path / "pass")] * 2), [13, 2, 0]
+    assert kept.answers[:10] == whole.answers
+    assert kept.ids is not None
+    assert kept.ids.shape[1] == max(8, sampling.top_k or 0), "of top-k, all are kept"
+    one, other = agree_along(draft, whole, [3, 2, 0]), agree_along(draft, kept, some)
+    np.testing.assert_allclose(other.ratio, one.ratio, rtol=2e-2)
+    rows = np.concatenate([np.arange(kept.lengths[r]) + kept.first_positions[r] for r in some])
+    stored = kept.ids[rows].long()
+    probs = to_probs(whole.target_logits([3, 2, 0]), sampling)
+    found = to_probs(kept.target_logits(some, to_sample=True), sampling)
+    torch.testing.assert_close(found.gather(1, stored), probs.gather(1, stored), atol=2e-3, rtol=2e-2)
+    at_one = kept.target_logits(some).exp().sum(-1)
+    torch.testing.assert_close(at_one, torch.ones_like(at_one), atol=1e-3, rtol=0)
 
 
 @pytest.mark.parametrize("stored", ["the whole vocabulary", "eight tokens"])

@@ -50,6 +50,7 @@ def answer(
         kept, rejected = fitting(prompts, requests, tokenizer, settings, limit)
         if isinstance(model, Server):
             model.check_tokenizer(tokenizer)
+            model.check_sampling(sampling)
         if parts:
             parts = open_parts(
                 parts, f"{_identity(model, target, settings)} {tokenizer.eos_ids} {sampling} {seed} {kept}"

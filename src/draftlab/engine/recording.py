@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float16, Int, Int32, Int64
+from jaxtyping import Float, Float16, Float32, Int, Int32, Int64
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Generator, Tensor
@@ -40,8 +40,9 @@ class TargetPass:
     ``log_probs`` is the log of softmax(logits) at temperature 1, before top-k and top-p, however the answers were sampled. It is float16: a
     probability is off by at most p |log p| / 2048, and a sum of minima by at most 1/4096 of the entropy. With ``ids``, only the tokens in
     ``ids`` are stored, always including the emitted one, and the last column of ``log_probs`` is the mass of all others. Without, the whole
-    vocabulary is stored. ``begins`` is the first position of each request, so that other orders of the requests share the tensors; None if
-    the requests follow each other.
+    vocabulary is stored. ``others`` is what those others weigh at the temperature of the answers: the log of the sum of their probabilities to the
+    power 1 / temperature; None if the mass says it already, or if it is not known. ``begins`` is the first position of each request, so that other
+    orders of the requests share the tensors; None if the requests follow each other.
     """
 
     answers: list[Answer]
@@ -52,6 +53,7 @@ class TargetPass:
     forwards: int
     engine: dict[str, Any] = dataclasses.field(default_factory=dict)
     begins: Int64[np.ndarray, " requests"] | None = None
+    others: Float32[Tensor, " positions"] | None = None
 
     @functools.cached_property
     def lengths(self) -> list[int]:
@@ -66,7 +68,8 @@ class TargetPass:
     @property
     def tensors(self) -> dict[str, Tensor]:
         """The stored distributions by their names on disk."""
-        return {"log_probs": self.log_probs} | ({} if self.ids is None else {"ids": self.ids})
+        named = {"log_probs": self.log_probs, "ids": self.ids, "others": self.others}
+        return {name: tensor for name, tensor in named.items() if tensor is not None}
 
     def take(self, requests: Iterable[int]) -> TargetPass:
         """These requests in this order; the tensors are shared, not copied."""
@@ -76,11 +79,17 @@ class TargetPass:
         )
 
     def target_logits(
-        self, requests: Sequence[int], device: torch.device | str = "cpu", head: Int[Tensor, " head"] | None = None
+        self,
+        requests: Sequence[int],
+        device: torch.device | str = "cpu",
+        head: Int[Tensor, " head"] | None = None,
+        *,
+        to_sample: bool = False,
     ) -> Float[Tensor, "positions columns"]:
         """Log-probabilities at temperature 1 at all answer positions of ``requests``: of every token, or ``on_head`` of the tokens in ``head``.
 
-        Tokens that were not stored share the remaining mass evenly: sums of minima are then off by at most that mass.
+        Tokens that were not stored share the remaining mass evenly: sums of minima are then off by at most that mass. With ``to_sample`` they
+        share what they weigh at the temperature of the answers, so that the stored tokens have their own probabilities there.
         """
         begins = self.first_positions
         rows = torch.cat([torch.arange(begins[r], begins[r] + self.lengths[r]) for r in requests])
@@ -89,6 +98,9 @@ class TargetPass:
             return kept if head is None else on_head(kept, head)
         ids = self.ids[rows].to(device).long()
         rest = kept[:, -1:] - math.log(self.vocab_size - ids.shape[1])
+        if to_sample and self.others is not None:
+            weight = self.others[rows, None].to(device) - math.log(self.vocab_size - ids.shape[1])
+            rest = self.sampling.temperature * weight
         if head is None:
             return rest.repeat(1, self.vocab_size).scatter_(-1, ids, kept[:, :-1])
         # The head is a small part of a large vocabulary: nothing is spread over the whole of it.
@@ -138,6 +150,7 @@ def load_pass(folder: Path | str) -> TargetPass:
     try:
         sampling, vocab_size, forwards = Sampling(**settings["sampling"]), settings["vocab_size"], settings["forwards"]
         log_probs, ids, engine = tensors["log_probs"], tensors.get("ids"), settings.get("engine", {})
+        others = tensors.get("others")
         fits = log_probs.shape[1] == (vocab_size if ids is None else ids.shape[1] + 1)
         fits = fits and (ids is None or not ids.numel() or int(ids.max()) < vocab_size)
     except (KeyError, TypeError, IndexError) as error:
@@ -147,10 +160,10 @@ def load_pass(folder: Path | str) -> TargetPass:
         what = f"a distribution of {log_probs.shape[1]} columns does not fit a vocabulary of {vocab_size} tokens"
         raise UserError(what, file=distributions, remedy=remedy)
     positions = sum(len(answer.answer_ids) for answer in answers)
-    if len(log_probs) != positions:
+    if len(log_probs) != positions or (others is not None and len(others) != positions):
         what = f"{len(log_probs)} positions for {positions} answer tokens"
         raise UserError(what, file=distributions, remedy=remedy)
-    return TargetPass(answers, sampling, vocab_size, log_probs, ids, forwards, engine)
+    return TargetPass(answers, sampling, vocab_size, log_probs, ids, forwards, engine, others=others)
 
 
 def join(passes: Sequence[TargetPass]) -> TargetPass:
@@ -158,7 +171,7 @@ def join(passes: Sequence[TargetPass]) -> TargetPass:
     first, *others = passes
     if not others:
         return first
-    if len({(one.sampling, one.vocab_size, one.log_probs.shape[1]) for one in passes}) > 1:
+    if len({(one.sampling, one.vocab_size, one.log_probs.shape[1], one.others is None) for one in passes}) > 1:
         raise UserError("passes from different targets or temperatures", remedy="record them again with one target")
     starts = np.cumsum([0, *(len(one.log_probs) for one in passes)])
     return dataclasses.replace(
@@ -168,6 +181,7 @@ def join(passes: Sequence[TargetPass]) -> TargetPass:
         ids=None if first.ids is None else torch.cat([one.ids for one in passes if one.ids is not None]),
         forwards=sum(one.forwards for one in passes),
         begins=np.concatenate([one.first_positions + start for one, start in zip(passes, starts, strict=False)]),
+        others=None if first.others is None else torch.cat([one.others for one in passes if one.others is not None]),
     )
 
 
@@ -188,10 +202,13 @@ def record(
 
     Prompts of similar length share a batch of at most ``batch_size`` requests and ``batch_tokens`` tokens, including padding and answers.
     The longest come first, so that a lack of memory shows at once; but last if answers are sampled, whose draws follow the order. A
-    vocabulary of more than ``WHOLE_VOCAB`` tokens is stored by the ``keep`` most probable tokens at each position.
+    vocabulary of more than ``WHOLE_VOCAB`` tokens is stored by the ``keep`` most probable tokens at each position, and by no fewer than are drawn
+    from (top-k).
     """
-    kept = target.vocab_size if target.vocab_size <= WHOLE_VOCAB else min(keep, target.vocab_size)
+    kept = min(max(keep, sampling.top_k or 0), target.vocab_size)
+    kept = target.vocab_size if target.vocab_size <= WHOLE_VOCAB else kept
     is_part = kept < target.vocab_size
+    has_others = is_part and sampling.temperature not in (0, 1)
     order = sorted(range(len(requests)), key=lambda number: len(requests[number][1]))
     lengths = [len(prompt) + max_new_tokens for _, prompt in requests]
     batches = list(_batches(order, lengths, batch_size, batch_tokens))
@@ -201,9 +218,12 @@ def record(
     def answer_batch(batch: list[int]) -> Part:
         log_probs = torch.empty(len(batch), max_new_tokens, kept + is_part, dtype=torch.float16)
         ids = torch.empty(len(batch), max_new_tokens, kept * is_part, dtype=torch.int32)
+        others = torch.empty(len(batch), max_new_tokens)
 
         def store(rows: list[int], position: int, logits: Tensor, tokens: Tensor) -> None:
             log_probs[rows, position], ids[rows, position] = compact_distribution(logits, tokens, kept)
+            if has_others:
+                others[rows, position] = weight_of_others(logits, ids[rows, position], sampling.temperature)
 
         answers = generate(
             target,
@@ -218,7 +238,7 @@ def record(
             "lengths": torch.tensor([len(answer) for answer in answers]),
             "tokens": torch.tensor([token for answer in answers for token in answer]),
         }
-        for name, values in (("log_probs", log_probs), ("ids", ids)):
+        for name, values in {"log_probs": log_probs, "ids": ids, **({"others": others} if has_others else {})}.items():
             part[name] = torch.cat([row[: len(answer)] for row, answer in zip(values, answers, strict=True)])
         return part if generator is None else part | {"generator": generator.get_state()}
 
@@ -268,22 +288,31 @@ def collect(
                 save_file(part, temporary)
         return part
 
-    by_request: dict[int, tuple[list[int], Tensor, Tensor]] = {}
+    by_request: dict[int, tuple[list[int], *tuple[Tensor, ...]]] = {}
     forwards = 0
     finished = zip(batches, map_batches(finish, range(len(batches))), strict=True)
     for batch, part in progress(finished, "batches answered", total=len(batches)):
         lengths = part["lengths"].tolist()
         forwards += max(lengths)
-        columns = (torch.split(part[name], lengths) for name in ("tokens", "log_probs", "ids"))
-        for number, tokens, log_probs, ids in zip(batch, *columns, strict=True):
-            by_request[number] = (tokens.tolist(), log_probs, ids)
+        names = [name for name in ("tokens", "log_probs", "ids", "others") if name in part]
+        columns = (torch.split(part[name], lengths) for name in names)
+        for number, tokens, *distributions in zip(batch, *columns, strict=True):
+            by_request[number] = (tokens.tolist(), *distributions)
     rows = [by_request[number] for number in range(len(requests))]
     answers = [
         Answer(name, list(prompt), answer, answer[-1] in eos_ids)
-        for (name, prompt), (answer, _, _) in zip(requests, rows, strict=True)
+        for (name, prompt), (answer, *_) in zip(requests, rows, strict=True)
     ]
-    log_probs, ids = torch.cat([row[1] for row in rows]), torch.cat([row[2] for row in rows])
-    return TargetPass(answers, sampling, vocab_size, log_probs, ids if ids.shape[1] else None, forwards)
+    log_probs, ids, *others = (torch.cat(column) for column in list(zip(*rows, strict=True))[1:])
+    return TargetPass(
+        answers,
+        sampling,
+        vocab_size,
+        log_probs,
+        ids if ids.shape[1] else None,
+        forwards,
+        others=others[0] if others else None,
+    )
 
 
 def _batches(order: Sequence[int], lengths: Sequence[int], size: int, tokens: int) -> Iterator[list[int]]:
@@ -314,3 +343,16 @@ def compact_distribution(
     top[:, -1:] = torch.where((top == emitted).any(-1, keepdim=True), top[:, -1:], emitted)
     others = log_probs.scatter(-1, top, -torch.inf).logsumexp(-1, keepdim=True)
     return torch.cat([log_probs.gather(-1, top), others], -1).half().cpu(), top.cpu().int()
+
+
+def weight_of_others(
+    logits: Float[Tensor, "rows vocab"], ids: Int32[Tensor, "rows kept"], temperature: float
+) -> Float32[Tensor, " rows"]:
+    """The log of the sum, over the tokens that are not in ``ids``, of their probabilities to the power 1 / ``temperature``.
+
+    >>> logits = torch.tensor([[0.7, 0.2, 0.1]]).log()
+    >>> weight_of_others(logits, torch.tensor([[0]], dtype=torch.int32), 0.5).exp()  # 0.2 ** 2 + 0.1 ** 2
+    tensor([0.0500])
+    """
+    scaled = logits.float().log_softmax(-1) / temperature
+    return scaled.scatter(-1, ids.long().to(logits.device), -torch.inf).logsumexp(-1).cpu()

@@ -293,7 +293,8 @@ def agree_along(
             logits = draft.answer_logits([answers[p].prompt_ids for p in batch], [answers[p].answer_ids for p in batch])
         tokens = torch.tensor([token for p in batch for token in answers[p].answer_ids], device=logits.device)
         greedy = target_pass.sampling.temperature == 0
-        distribution = logits if greedy else target_pass.target_logits([chosen[p] for p in batch], logits.device)
+        requested = [chosen[p] for p in batch]
+        distribution = logits if greedy else target_pass.target_logits(requested, logits.device, to_sample=True)
         lengths = [len(answers[p].answer_ids) for p in batch]
         if isinstance(draft, Medusa):
             agree = tree_agreement(logits, tokens, lengths, draft.tree)

@@ -125,6 +125,12 @@ class Server:
                 what, file=self._url, remedy="serve the model in that folder, or give the folder of the served model"
             )
 
+    def check_sampling(self, sampling: Sampling) -> None:
+        """``UserError`` if the tokens that the server does not name may weigh more at this temperature than can be known."""
+        if sampling.temperature > 1 and not sampling.top_k:
+            what = f"temperature {sampling.temperature:g} also draws tokens that it does not name, and their probabilities are not known"
+            raise UserError(what, file=self._url, remedy="set top_k to at most answers.keep, or use another engine")
+
     def answer(self, prompt: Sequence[int], ends: Collection[int], sampling: Sampling, seed: int) -> dict[str, Tensor]:
         """One answer as a ``recording.Part``."""
         steps: list[Step] = []

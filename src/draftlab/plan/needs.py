@@ -163,7 +163,8 @@ def _pass(run: Run, pair: str, name: str) -> int:
     settings, (dataset, split) = run.settings, name.split(".")[:2]
     target, answers = model_of(settings.pairs[pair], "target"), settings.pairs[pair].answers
     count = settings.data.eval if split == "eval" else settings.data.train_requests(dataset)
-    return recorded(count, answers.max_new_tokens, target.sizes.vocab if target else WHOLE_VOCAB + 1, answers.keep)
+    vocab, keep = target.sizes.vocab if target else WHOLE_VOCAB + 1, max(answers.keep, answers.top_k)
+    return recorded(count, answers.max_new_tokens, vocab, keep)
 
 
 def _logits(run: Run, pair: str) -> int:

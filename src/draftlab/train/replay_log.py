@@ -211,7 +211,7 @@ def _with_optimum(rows: pd.DataFrame, draft: LanguageModel, recorded: TargetPass
             best = (logits.topk(drafts, -1).indices == tokens[:, None]).any(-1).double().sum()
             rows.loc[is_request & (rows["proposal"] == "greedy"), f"optimum_{drafts}"] = float(best)
             if recorded.sampling.temperature:
-                target = to_probs(recorded.target_logits([number], logits.device), recorded.sampling)
+                target = to_probs(recorded.target_logits([number], logits.device, to_sample=True), recorded.sampling)
                 sums = optimum_iid(target, to_probs(logits, recorded.sampling), drafts).sum()
                 rows.loc[is_request & (rows["proposal"] == "probabilistic"), f"optimum_{drafts}"] = float(sums)
     return rows
