@@ -19,6 +19,7 @@ from draftlab.engine.replay import replay
 from draftlab.errors import UserError
 from draftlab.files.json_files import read_json
 from draftlab.models import load_model, load_tokenizer
+from draftlab.models.ngrams import Ngrams
 from draftlab.models.tokenizer import train_tokenizer
 from draftlab.stages import STAGES
 from draftlab.stages._stage import Bench
@@ -26,7 +27,8 @@ from draftlab.train import folders, learning, offline, replay_log, sources, toke
 from draftlab.train.designs import trim_head
 from draftlab.train.settings import ReplayLog
 from tests.conftest import ROOT
-from tests.pair import Killed, Mortal, alpha, inputs_of, keep_held_out, run_cell, weights
+from tests.models.test_lookup import passages
+from tests.pair import Killed, Mortal, alpha, inputs_of, keep_held_out, run_cell, small_llama, weights
 
 VALUES = {"dataset": "toy", "epochs": 8, "batch": 8, "learning_rate": 1e-2, "draft_len": 3}
 
@@ -762,3 +764,29 @@ def test_the_steps_of_a_draft_after_a_lookup_do_not_depend_on_the_next_request(r
     ]
     assert steps[0].tolist() == steps[1].tolist()[::-1]
     assert steps[0].nunique() > 1
+
+
+def test_the_steps_of_a_draft_after_a_lookup_are_those_of_a_loop():
+    """Also where a block goes on after a rejected token, with a text that is not the answer, or beyond the answer's end."""
+    draft, asked = small_llama(16, 1, scale=4.0), [(str(i), prompt) for i, prompt in enumerate(passages()[:6])]
+    recorded = record(small_llama(32, 0, scale=4.0), asked, max_new_tokens=12, eos_ids={2})
+    chosen = ReplayLog(learning_rate=1e-2, batch=8, update_interval=8, ceiling=0, draft_lens=[1, 3, 6])
+    rows = replay_log.fixed_lengths("lookup_first", draft, recorded, chosen)
+
+    def steps_of(answer, draft_len):
+        steps, place, written = 0, 0, answer.answer_ids
+        while place < len(written):
+            text = [*answer.prompt_ids, *written[:place]]
+            for _ in range(draft_len):
+                token = Ngrams(text).guess
+                if token is None:
+                    token, steps = int(draft.answer_logits([text], [[0]]).argmax()), steps + 1
+                text.append(token)
+            drafted = text[-draft_len:]
+            agrees = [a == b for a, b in zip(drafted, written[place:], strict=False)]
+            place += [*agrees, False].index(False) + 1
+        return steps
+
+    for draft_len in chosen.draft_lens:
+        expected = [steps_of(answer, draft_len) for answer in recorded.answers]
+        assert rows.loc[rows["draft_len"] == draft_len, "steps"].tolist() == expected

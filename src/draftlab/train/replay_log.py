@@ -103,11 +103,11 @@ def fixed_lengths(option: str, draft: LanguageModel, recorded: TargetPass, setti
     """A draft model at every draft length and with every way to propose; in the option ``lookup_first`` after prompt lookup."""
     lookup_first = option == "lookup_first"
     model = Lookup(draft, joined=True) if lookup_first else draft
-    looked_up = _looked_up(recorded) if lookup_first else np.zeros(sum(recorded.lengths), dtype=bool)
+    found = _found(model, recorded, max(settings.draft_lens)) if isinstance(model, Lookup) else None
     frames = []
     for proposal, sampling in _proposals(recorded).items():
         agree = agree_along(model, recorded, draft_sampling=sampling, batch_size=BATCH)
-        frames.append(_all_lengths(agree, recorded, settings, looked_up).assign(option=option, proposal=proposal))
+        frames.append(_all_lengths(agree, recorded, settings, found).assign(option=option, proposal=proposal))
     rows = pd.concat(frames, ignore_index=True)
     if lookup_first or not settings.ceiling or isinstance(draft, ByPlace):  # whose distributions differ by place
         return rows
@@ -146,15 +146,17 @@ def _proposals(recorded: TargetPass) -> dict[str, Sampling]:
 
 
 def _all_lengths(
-    agree: Agreement, recorded: TargetPass, settings: ReplayLog, looked_up: Bool[np.ndarray, " positions"]
+    agree: Agreement,
+    recorded: TargetPass,
+    settings: ReplayLog,
+    found: Bool[np.ndarray, "positions depth"] | None = None,
 ) -> pd.DataFrame:
-    """Counts for every draft length; the model makes no step for a token that is ``looked_up``. Beyond the end of an answer none is."""
-    _, left = places_in(np.asarray(recorded.lengths, dtype=np.int64))
+    """Counts for every draft length; the model makes no step for a token that is ``found`` in a text."""
     frames = []
     for draft_len in settings.draft_lens:
-        steps = draft_len - sum(ahead(looked_up, i) * (left > i) for i in range(draft_len))
-        drafted = np.full(len(looked_up), draft_len)
-        frames.append(_rows(walk(agree, draft_len), recorded, draft_len, drafted, np.asarray(steps)))
+        drafted = np.full(sum(recorded.lengths), draft_len)
+        steps = drafted if found is None else draft_len - found[:, :draft_len].sum(1)
+        frames.append(_rows(walk(agree, draft_len), recorded, draft_len, drafted, steps))
     return pd.concat(frames, ignore_index=True)
 
 
@@ -193,10 +195,18 @@ def _table(rows: pd.DataFrame, recorded: TargetPass, draft_len: int, threshold: 
     return rows.assign(prompt_tokens=prompt_tokens, optimum_2=math.nan, optimum_4=math.nan)
 
 
-def _looked_up(recorded: TargetPass) -> Bool[np.ndarray, " positions"]:
-    """Whether prompt lookup guesses a token at each answer position."""
+def _found(model: Lookup, recorded: TargetPass, depth: int) -> Bool[np.ndarray, "positions depth"]:
+    """Whether lookup finds each token of a block that begins at each answer position.
+
+    After a rejected token the block goes on with the draft's text, not with the answer. What the draft writes there is known if it is greedy. For
+    sampled answers, a block is taken to go on with the answer, and lookup to find nothing beyond its end.
+    """
+    if not recorded.sampling.temperature:
+        return draft_everywhere(model, recorded, depth).found
     along = (guesses_along(answer.prompt_ids, answer.answer_ids) for answer in recorded.answers)
-    return np.array([guess is not None for guesses in along for guess in guesses])
+    looked_up = np.array([guess is not None for guesses in along for guess in guesses])
+    _, left = places_in(np.asarray(recorded.lengths, dtype=np.int64))
+    return np.stack([ahead(looked_up, i) * (left > i) for i in range(depth)], 1).astype(bool)
 
 
 @torch.inference_mode()
@@ -246,13 +256,12 @@ def keep_learning(
         nonlocal replay_seconds
         begin = time.monotonic()
         served = traffic.take(list(requests)).answers
-        nothing = np.zeros(sum(served.lengths), dtype=bool)
         agrees = {
             proposal: agree_along(draft, served, draft_sampling=sampling, batch_size=BATCH)
             for proposal, sampling in _proposals(served).items()
         }
         for proposal, agree in agrees.items():
-            rows = _all_lengths(agree, served, settings, nothing).assign(option="kept_learning", proposal=proposal)
+            rows = _all_lengths(agree, served, settings).assign(option="kept_learning", proposal=proposal)
             frames.append(rows.assign(request_id=rows["request_id"] + requests[0]))
         result = served_by(next(iter(agrees.values())), traffic, requests, settings_, rng)
         replay_seconds += time.monotonic() - begin
