@@ -33,7 +33,10 @@ class Row(UnroundedCounts):
     threshold: float = column("probability of its token below which the draft ends a block; 0: never", "probability")
     drafted: float = column("tokens that were drafted", "tokens")
     empty: float = column("calls of the target for which nothing was drafted", "calls")
-    steps: float = column("steps of the draft model", "steps")
+    steps: float = column(
+        "steps of the draft model; where lookup comes first and answers are sampled, as if a block went on with the answer after a rejected token",
+        "steps",
+    )
     whole: float = column(
         "blocks of full length whose tokens were all accepted: the draft model has to catch up", "blocks"
     )
