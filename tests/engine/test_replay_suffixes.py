@@ -107,6 +107,34 @@ def test_joined_to_a_draft_each_position_has_the_block_of_one_of_them(recorded):
     assert both.lengths == recorded.lengths
 
 
+@pytest.mark.parametrize("asks", [False, True])
+def test_a_block_of_suffix_decoding_before_a_draft_ends_with_what_was_found(recorded, asks):
+    """As a server drafts it: the model is neither asked for the rest of such a block nor for how sure it is of the next token."""
+    suffixes = continue_everywhere(recorded, recorded.answers, 4)
+    model = draft_everywhere(small_llama(16, 1, scale=4.0), recorded, 4)
+    takes = suffixes.found[:, 0]
+    joined = first_or_else(suffixes, model, takes)
+    blocks = cut(joined, joined.fixed(3), asks=asks)
+    at, expected = 0, []
+    for answer in recorded.answers:
+        memory = Memory(other.answer_ids for other in recorded.answers if other is not answer)
+        place, counts = 0, np.zeros(3, dtype=int)
+        while place < len(answer.answer_ids):
+            path = Suffixes([*answer.prompt_ids, *answer.answer_ids[:place]], memory).path(4).tokens
+            found = bool(path)
+            assert found == takes[at + place]
+            accepted = min(int(joined.accepted[at + place]), 3)
+            counts += [1, min(len(path), 3) if found else 3, 0 if found else 3 + asks]
+            place += accepted + 1
+        expected.append(counts)
+        at += len(answer.answer_ids)
+    assert np.stack([blocks.blocks, blocks.drafted, blocks.steps], 1).tolist() == np.stack(expected).tolist()
+    shorter = joined.upto(2)
+    assert cut(shorter, shorter.fixed(2)).drafted.sum() < 2 * cut(shorter, shorter.fixed(2)).blocks.sum()
+    following = cut(joined, lambda position, before: 3)
+    assert following.drafted.tolist() == blocks.drafted.tolist()
+
+
 def test_sampled_answers_have_blocks_too(recorded):
     prompts = [(answer.id, answer.prompt_ids) for answer in recorded.answers]
     sampled = record(

@@ -33,7 +33,8 @@ NextLength = Callable[[int, tuple[int, int] | None], int]
 class Drafted:
     """For a block that begins at each answer position, request after request: how many drafted tokens are accepted (``accepted``). For each of them,
     the draft's probability of it (``confidence``), the entropy of the draft's distribution, how much more probable it is than the next token
-    (``margin``), and whether it was ``found`` in a text, without a model. Nothing is accepted beyond the end of an answer."""
+    (``margin``), and whether it was ``found`` in a text, without a model. Nothing is accepted beyond the end of an answer. ``most``: how many tokens
+    can be drafted there, where what was found is all (None: as many as asked for)."""
 
     lengths: list[int]
     accepted: Int64[np.ndarray, " positions"]
@@ -41,6 +42,7 @@ class Drafted:
     entropy: Float64[np.ndarray, "positions depth"]
     margin: Float64[np.ndarray, "positions depth"]
     found: Bool[np.ndarray, "positions depth"]
+    most: Int64[np.ndarray, " positions"] | None = None
 
     @property
     def depth(self) -> int:
@@ -55,7 +57,8 @@ class Drafted:
     def upto(self, depth: int) -> Drafted:
         """The same with blocks of at most ``depth``."""
         shown = {name: getattr(self, name)[:, :depth] for name in ("confidence", "entropy", "margin", "found")}
-        return replace(self, accepted=self.accepted.clip(max=depth), **shown)
+        most = None if self.most is None else self.most.clip(max=depth)
+        return replace(self, accepted=self.accepted.clip(max=depth), most=most, **shown)
 
     def fixed(self, draft_len: int) -> Int64[np.ndarray, " positions"]:
         """The same length at each position."""
@@ -189,9 +192,10 @@ def cut(drafted: Drafted, lengths: Int64[np.ndarray, " positions"] | NextLength,
     """Cut the answers into blocks, each of the length that ``lengths`` has, or chooses, where it begins.
 
     The draft model makes a step for each drafted token that was not found in a text. If the rule ``asks`` for the
-    confidence of the next token before it stops, that is one more step.
+    confidence of the next token before it stops, that is one more step. No block is longer than ``drafted.most``.
     """
     steps = (~drafted.found).cumsum(1)
+    most = drafted.fixed(drafted.depth) if drafted.most is None else drafted.most
     requests = len(drafted.lengths)
     calls = np.zeros((requests, drafted.depth + 1), dtype=np.int64)
     kept, judged, made, whole, changes = np.zeros((5, requests), dtype=np.int64)
@@ -200,10 +204,10 @@ def cut(drafted: Drafted, lengths: Int64[np.ndarray, " positions"] | NextLength,
         place, before = 0, None
         while place < length:
             at = begin + place
-            wanted = lengths(at, last) if callable(lengths) else int(lengths[at])
+            wanted = min(lengths(at, last) if callable(lengths) else int(lengths[at]), int(most[at]))
             accepted = min(wanted, int(drafted.accepted[at]))
             last = wanted, accepted
-            looked = min(wanted + asks, drafted.depth)
+            looked = min(wanted + asks, int(most[at]))
             calls[request, wanted] += 1
             kept[request] += accepted
             judged[request] += min(accepted + 1, wanted, length - place)

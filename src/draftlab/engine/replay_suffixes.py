@@ -86,7 +86,7 @@ def search_seconds(recorded: TargetPass, remembered: Sequence[Answer], longest: 
 
 
 def first_or_else(first: Drafted, other: Drafted, takes_first: Bool[np.ndarray, " positions"]) -> Drafted:
-    """The blocks of ``first`` at the positions that take them, and those of ``other`` elsewhere."""
+    """The blocks of ``first`` at the positions that take them, which end with what was found, and those of ``other`` elsewhere."""
     table = takes_first[:, None]
     return Drafted(
         first.lengths,
@@ -95,4 +95,5 @@ def first_or_else(first: Drafted, other: Drafted, takes_first: Bool[np.ndarray, 
         np.where(table, first.entropy, other.entropy),
         np.where(table, first.margin, other.margin),
         np.where(table, first.found, other.found),
+        most=np.where(takes_first, first.without_model(), other.depth),
     )
