@@ -37,8 +37,8 @@ Part = dict[str, Tensor]
 class TargetPass:
     """The target's answers, and its distribution at every answer position.
 
-    ``log_probs`` is the log of softmax(logits) at temperature 1, before top-k and top-p, however the answers were sampled. It is float16: a
-    probability is off by at most p |log p| / 2048, and a sum of minima by at most 1/4096 of the entropy. With ``ids``, only the tokens in
+    ``log_probs`` is the log of softmax(logits) at temperature 1, before top-k and top-p, however the answers were sampled. It is float16: at
+    temperature 1 a probability is off by at most p |log p| / 2048, and a sum of minima by at most 1/4096 of the entropy. With ``ids``, only the tokens in
     ``ids`` are stored, always including the emitted one, and the last column of ``log_probs`` is the mass of all others. Without, the whole
     vocabulary is stored. ``others`` is what those others weigh at the temperature of the answers: the log of the sum of their probabilities to the
     power 1 / temperature; None if the mass says it already, or if it is not known. ``begins`` is the first position of each request, so that other

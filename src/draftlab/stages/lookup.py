@@ -82,7 +82,10 @@ class Row:
     rule: Rule = column(
         "the length of a block: fixed; tuned, the fixed one that is best on the stream; schedule, as transformers' heuristic has it; oracle, what stands; each other, while the score of that name is high enough"
     )
-    draft_len: int = column("longest block", "tokens")
+    draft_len: int = column(
+        "longest block; suffix decoding chooses its tokens for the longest of all, and a shorter block has the first of them",
+        "tokens",
+    )
     threshold: float = column("score below which a block ends; 0: never", "probability")
     blocks: int = column("calls of the target", "calls")
     emitted: int = column("tokens of the answer", "tokens")
