@@ -192,6 +192,13 @@ def test_break_even_prices_every_contender_on_the_same_requests(results: Path, t
         even(intervals=[2, 25])
 
 
+def test_the_requests_share_the_updates_that_were_made(results: Path, tmp_path: Path):
+    """24 requests have 4 updates after each fifth one, not 4.8."""
+    rows, _ = break_even.run(even(intervals=[2, 5]), inputs_of(results), Bench(tmp_path))
+    moved = rows.groupby("update_interval")["update_gb"].sum()
+    assert moved[2] / moved[5] == pytest.approx(12 / 4)
+
+
 def test_each_request_has_the_prices_of_its_measurement() -> None:
     rows = pd.DataFrame({"stream_index": [0, 1, 2], "blocks": [2.0, 1.0, 3.0]})
     sizes = {name: theory.ModelSize(gb, 0.0) for name, gb in (("target", 8.0), ("larger", 2.0))}

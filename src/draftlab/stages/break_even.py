@@ -89,7 +89,8 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
         learner = copy.deepcopy(draft)
         rows, spent = serve(learner, stream, Serving(**learning, update_interval=interval))
         effort = max(effort, spent, key=lambda effort: effort.tokens)
-        runs["online", interval] = price(rows, name="draft", update=f"update {interval}", share=1 / interval)
+        share = spent.updates / len(stream)  # a stream may end between two updates
+        runs["online", interval] = price(rows, name="draft", update=f"update {interval}", share=share)
     tokens = effort.tokens * sizes["draft"].weights / sizes["larger"].weights
     chosen = affordable(traffic, settings.requests, tokens)
     steps = math.ceil(len(chosen) / settings.batch)
