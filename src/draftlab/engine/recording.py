@@ -89,7 +89,8 @@ class TargetPass:
         """Log-probabilities at temperature 1 at all answer positions of ``requests``: of every token, or ``on_head`` of the tokens in ``head``.
 
         Tokens that were not stored share the remaining mass evenly: sums of minima are then off by at most that mass. With ``to_sample`` they
-        share what they weigh at the temperature of the answers, so that the stored tokens have their own probabilities there.
+        share what they weigh at the temperature of the answers, so that the stored tokens have their own probabilities there. What top-p or min-p
+        leave of those that were not stored is not known: the more of them it is, the fewer tokens replay accepts with top-p, and the more with min-p.
         """
         begins = self.first_positions
         rows = torch.cat([torch.arange(begins[r], begins[r] + self.lengths[r]) for r in requests])
