@@ -1,5 +1,6 @@
 """The stage of prompt lookup: its counts are those of replay, its rules are tuned on the stream, costs are the model's."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from draftlab.engine.recording import load_pass
 from draftlab.engine.replay import replay
 from draftlab.engine.replay_lengths import BlockCounts, cut, draft_everywhere, while_at_least
 from draftlab.engine.replay_suffixes import continue_everywhere, first_or_else
+from draftlab.files.json_files import write_json
 from draftlab.models import load_model
 from draftlab.models.lookup import Lookup
 from draftlab.stages import lookup
@@ -141,3 +143,19 @@ def test_a_call_costs_what_was_measured_for_its_tokens():
     settings = lookup.Settings(dataset="toy", cost_ratio=0.1, verify_cost=[0.6, 0.7])
     assert lookup.cost(blocks, settings) == pytest.approx([3, 1.6 + 2 * 1.7 + 1.9 + 1])
     assert lookup.cost(blocks, lookup.Settings(dataset="toy", cost_ratio=0)) == pytest.approx([3, 4 + 9 * 0.15])
+
+
+def test_a_draft_that_was_distilled_on_a_part_of_the_stream_has_not_learnt_the_rest(results, tmp_path):
+    """``osd_offline`` may have learnt from its first requests alone; suffix decoding remembers all."""
+    shutil.copytree(results / "models/draft", tmp_path / "draft")
+    settings = lookup.Settings(dataset="toy", depth=2, tuning=5, suffixes=True)
+    places = inputs(results)
+    places = places.model_copy(update={"drafts": places.drafts | {"distilled": tmp_path / "draft"}})
+    for requests, learnt in ((None, 48), (30, 30), (0, 48), (99, 48)):
+        if requests is not None:
+            write_json(tmp_path / "run.json", {"settings": {"requests": requests}})
+        rows, _ = lookup.run(settings, places, Bench(tmp_path))
+        known = rows.groupby("contender")["answers"].first()
+        assert known.to_dict() == {
+            "lookup": 0, "before": 0, "distilled": learnt, "lookup_first": learnt, "suffix": 48, "suffix_first": 48,
+        }  # fmt: skip

@@ -93,7 +93,9 @@ class Row:
     accepted: int = column("drafted tokens that were accepted", "tokens")
     steps: int = column("steps of the draft's model", "steps")
     cost: float = column("time of the answer by the cost model", "steps")
-    answers: int = column("answers of the stream that it remembers or was distilled on", "answers", optional=True)
+    answers: int = column(
+        "answers of the stream that it remembers, or that its draft was distilled on", "answers", optional=True
+    )
 
 
 MEASURES = {
@@ -152,16 +154,26 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
     }
     if settings.suffixes:
         drafted |= _with_suffixes(both, stream.answers, drafted["distilled"], settings.depth)
+    distilled_on = _distilled_on(inputs.drafts["distilled"], len(stream.answers))
+    learnt = {"lookup": 0, "before": 0, "distilled": distilled_on, "lookup_first": distilled_on}
     frames, facts = [], Facts()
     for name, (tuning, measured) in drafted.items():
         rows, facts[name] = _replay(name, tuning, measured, settings)
-        learns = name not in ("lookup", "before")
-        frames.append(rows.assign(answers=len(stream.answers) if learns else 0))
+        frames.append(rows.assign(answers=learnt.get(name, len(stream.answers))))
     for count in settings.remembers:
         if count <= len(stream.answers):
             some = continue_everywhere(held_out, stream.answers[:count], settings.depth)
             frames.append(_rows("suffix_part", _fixed("suffix_part", some), settings).assign(answers=count))
     return pd.concat(frames, ignore_index=True), facts
+
+
+def _distilled_on(draft: Path, answers: int) -> int:
+    """How many of the stream's answers a draft was distilled on, by the record of its cell; without a record, all."""
+    from draftlab.files.json_files import read_object
+
+    record = draft.parent / "run.json"
+    requests = read_object(record).get("settings", {}).get("requests", 0) if record.is_file() else 0
+    return min(requests or answers, answers)
 
 
 def _with_suffixes(
