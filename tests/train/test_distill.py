@@ -18,7 +18,7 @@ from draftlab.engine.recording import load_pass, on_head, record
 from draftlab.engine.replay import replay
 from draftlab.errors import UserError
 from draftlab.files.json_files import read_json
-from draftlab.models import load_model, load_tokenizer
+from draftlab.models import hf, load_model, load_tokenizer
 from draftlab.models.ngrams import Ngrams
 from draftlab.models.tokenizer import train_tokenizer
 from draftlab.stages import STAGES
@@ -790,3 +790,13 @@ def test_the_steps_of_a_draft_after_a_lookup_are_those_of_a_loop():
     for draft_len in chosen.draft_lens:
         expected = [steps_of(answer, draft_len) for answer in recorded.answers]
         assert rows.loc[rows["draft_len"] == draft_len, "steps"].tolist() == expected
+
+
+def test_lookup_before_an_encoder_decoder_is_replayed():
+    target, draft = (hf.new_t5(320, width, 64, 1, 2, torch.Generator().manual_seed(width)) for width in (32, 16))
+    asked = [(str(number), [5, 6, 7, 5, 6, 7, number]) for number in range(4)]
+    recorded = record(target, asked, max_new_tokens=8, eos_ids={1})
+    chosen = ReplayLog(learning_rate=1e-2, batch=8, update_interval=8, ceiling=0, draft_lens=[3])
+    rows = replay_log.fixed_lengths("lookup_first", draft, recorded, chosen)
+    assert (rows["emitted"] == recorded.lengths).all()
+    assert (rows["steps"] <= rows["drafted"]).all()

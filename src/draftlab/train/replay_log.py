@@ -199,9 +199,10 @@ def _found(model: Lookup, recorded: TargetPass, depth: int) -> Bool[np.ndarray, 
     """Whether lookup finds each token of a block that begins at each answer position.
 
     After a rejected token the block goes on with the draft's text, not with the answer. What the draft writes there is known if it is greedy. For
-    sampled answers, a block is taken to go on with the answer, and lookup to find nothing beyond its end.
+    sampled answers, and with an encoder-decoder, which does not decode after a lookup, a block is taken to go on with the answer, and lookup to
+    find nothing beyond its end.
     """
-    if not recorded.sampling.temperature:
+    if not recorded.sampling.temperature and not getattr(model.draft, "is_encoder_decoder", False):
         return draft_everywhere(model, recorded, depth).found
     along = (guesses_along(answer.prompt_ids, answer.answer_ids) for answer in recorded.answers)
     looked_up = np.array([guess is not None for guesses in along for guess in guesses])
