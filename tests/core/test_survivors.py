@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from draftlab.core.sampling import Sampling, to_probs
 from draftlab.core.verify import TOKEN_VERIFIERS, joint
 from draftlab.core.verify.k_seq import k_seq
 from draftlab.core.verify.rrs import rrs
@@ -58,6 +59,15 @@ def test_drafts_of_different_distributions(name: str, order: Order) -> None:
         groups = [draft.expand(4, -1) for draft in (one, two, three)]
         position = Position(target.expand(4, -1), groups[: max(order) + 1], torch.arange(4))
         check(CLOSED[name], position, order)
+
+
+@pytest.mark.parametrize("name", [name for name, v in CLOSED.items() if v.drafting != "iid"])
+def test_what_is_left_beside_a_nearly_certain_draft_may_be_subnormal(name: str) -> None:
+    """At a temperature of 0.01, logits of 7.2 below the largest have probabilities of 1e-313."""
+    draft = to_probs(torch.tensor([7.2, 0.05, 0.0, -0.1]), Sampling(temperature=0.01))
+    assert 0 < float(draft[1]) < torch.finfo(torch.float64).tiny
+    target = torch.tensor([0.0, 0.5, 0.5, 0.0], dtype=torch.float64)
+    check(CLOSED[name], Position(target.expand(4, -1), [draft.expand(4, -1)], torch.arange(4)), (0, 0))
 
 
 def test_a_token_that_the_target_cannot_write_ends_the_block() -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from draftlab.conformance import check_distribution
 from draftlab.conformance.tables import VerifierCase
-from draftlab.core.sampling import Drafting, draft_tokens, restrict_pair
+from draftlab.core.sampling import Drafting, Sampling, draft_tokens, restrict_pair, to_probs
 from draftlab.core.verify import TOKEN_VERIFIERS
 from draftlab.core.verify.acceptance import by_position
 from draftlab.core.verify.importance import full_program
@@ -235,6 +235,16 @@ def test_closed_form_acceptance_is_what_enumeration_gives(name: str) -> None:
         assert float(complete.member) == pytest.approx(member, abs=1e-12)
         seen += 1
     assert seen >= count // 2
+
+
+def test_greedy_drafts_accept_what_is_drawn_from_a_subnormal_rest() -> None:
+    """The second draft is token 1, of probability 1e-313 beside the first, in nearly all cases; q accepts it half of the time."""
+    draft = to_probs(torch.tensor([7.2, 0.05, 0.0, -0.1]), Sampling(temperature=0.01)).expand(2, -1)
+    target = torch.tensor([0.0, 0.5, 0.5, 0.0], dtype=torch.float64)
+    greedy, joint = TOKEN_VERIFIERS["greedy"], joint_distribution(draft, "greedy")
+    given = greedy.acceptance_given(target.expand(3, -1), draft.expand(3, -1, -1), joint.tokens)
+    assert float(given.proc @ joint.probs) == pytest.approx(0.5067, abs=1e-4)
+    assert float(greedy.acceptance(target, draft).proc) == pytest.approx(float(given.proc @ joint.probs), abs=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from draftlab.core.sampling import Table, Tables, Tokens, greedy_tokens
 from draftlab.core.verify.joint import remaining_probs
-from draftlab.core.verify.single import SMALLEST, accept_probs, reject_residual
+from draftlab.core.verify.single import accept_probs, reject_residual
 from draftlab.core.verify.survivors import Order, Position, at_most_one
 from draftlab.core.verify.token import Acceptance, Decision, TokenVerifier
 
@@ -32,7 +32,8 @@ def _accepted_mass(target_probs: Table, draft: Table, num_drafts: int) -> Table:
     """Probability that each token is drafted and emitted."""
     top = greedy_tokens(draft, num_drafts - 1)
     rest = draft.scatter(-1, top, 0.0)
-    rest = rest / rest.sum(-1, keepdim=True).clamp_min(SMALLEST)
+    total = rest.sum(-1, keepdim=True)
+    rest = rest / total.where(total > 0, 1.0)
     accepted = target_probs.minimum(rest).scatter(-1, top, target_probs.gather(-1, top))
     return accepted * (draft > 0)
 

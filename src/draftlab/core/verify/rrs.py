@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 
 from draftlab.core.sampling import Table, Tables, Tokens
 from draftlab.core.verify.joint import MOST_TUPLES, distinct_tuples, remaining_probs
-from draftlab.core.verify.single import SMALLEST, reject_residual
+from draftlab.core.verify.single import reject_residual
 from draftlab.core.verify.specinfer import rounds
 from draftlab.core.verify.survivors import Order, Position, at_most_one
 from draftlab.core.verify.token import Decision, TokenVerifier
@@ -40,7 +40,8 @@ def _distinct_survivors(position: Position, order: Order) -> Tensor:
         left = position.at(reject_residual(target, draft))[:, None]
         # The mass of the other tokens is summed: 1 - p loses all digits on a peaked distribution.
         before, after = (pad(table.cumsum(-1)[:, :-1], (1, 0)) for table in (draft, draft.flip(-1)))
-        again = at_draft[:, None] / (before + after.flip(-1)).clamp_min(SMALLEST)
+        rest = before + after.flip(-1)
+        again = at_draft[:, None] / rest.where(rest > 0, 1.0)
         others = (draft - target).clamp_min(0).scatter(-1, position.token[:, None], 0.0)
         member = member + (others * left.minimum(again)).sum(-1)
     return at_most_one(position, order, member)
