@@ -98,7 +98,8 @@ def optimal_coupling(target_probs: Float64[Tensor, " vocab"], joint: JointDistri
     # The mass of a set that the flow leaves is divided equally among its members; then normalise, for a distribution on each set.
     members = sets >= 0
     flow += members * ((mass - flow.sum(-1)).clip(0) / members.sum(-1))[:, None]
-    share = flow / flow.sum(-1, keepdims=True)
+    total = flow.sum(-1, keepdims=True)
+    share = np.where(total > 0, flow, members) / np.where(total > 0, total, members.sum(-1, keepdims=True))
     of_tuple = which.ravel()
     same = joint.tokens.numpy()[:, :, None] == sets[of_tuple][:, None, :]
     chosen = torch.from_numpy((same * (share[of_tuple] / np.maximum(same.sum(1), 1))[:, None, :]).sum(-1))
