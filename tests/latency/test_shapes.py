@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -166,6 +167,28 @@ def test_the_plan_counts_tied_embeddings_of_a_file_once(tmp_path: Path, tied: bo
     known = read_model(tmp_path / "toy.gguf")
     assert known
     assert known.sizes.parameters == parameter_count(tmp_path / "toy.gguf") == parameter_count(tmp_path / "toy")
+
+
+@pytest.mark.parametrize("tied", [True, False, None])
+def test_the_plan_takes_a_head_as_the_embedding_where_a_config_does_not_say(tmp_path: Path, tied: bool | None) -> None:
+    """transformers ties by default, and does not write that: released folders of Gemma say nothing."""
+    write_toy(tmp_path / "toy", vocab_size=320, tie_word_embeddings=tied is not False)
+    config = read_json(tmp_path / "toy" / "config.json") | {"model_type": "gemma", "tie_word_embeddings": tied}
+    said = {key: value for key, value in config.items() if value is not None}
+    (tmp_path / "toy" / "config.json").write_text(json.dumps(said))
+    known = read_model(tmp_path / "toy")
+    assert known
+    assert known.sizes.parameters == parameter_count(tmp_path / "toy")
+
+
+@pytest.mark.parametrize("field", ["num_local_experts", "num_experts", "n_routed_experts", "mamba_d_state"])
+def test_the_plan_does_not_guess_the_size_of_a_mixture_of_experts(tmp_path: Path, field: str) -> None:
+    write_toy(tmp_path / "toy", vocab_size=320)
+    assert read_model(tmp_path / "toy")
+    config = read_json(tmp_path / "toy" / "config.json") | {"model_type": "mixtral", field: 8}
+    (tmp_path / "mixture").mkdir()
+    (tmp_path / "mixture" / "config.json").write_text(json.dumps(config))
+    assert read_model(tmp_path / "mixture") is None
 
 
 @pytest.mark.parametrize("kind", [gguf.GGMLQuantizationType[name] for name in ("F32", "F16", "Q8_0")])

@@ -24,6 +24,8 @@ LLAMA_FIELDS = {
     "context": "max_position_embeddings",
 }
 """``Sizes`` -> a Llama's config.json."""
+FURTHER_PARTS = ("expert", "mamba")
+"""Words in the fields of a config.json whose model has weights beside those of a Llama: a mixture of experts, or layers with a state."""
 
 
 class Sizes(Settings):
@@ -81,17 +83,17 @@ class Model(Settings):
 
 @functools.cache
 def read_model(path: Path) -> Model | None:
-    """The sizes of the model in a folder or a GGUF file; None if its config does not name them as a Llama's does."""
+    """The sizes of the model in a folder or a GGUF file; None if its config does not name them as a Llama's does, or names further parts."""
     from draftlab.models.config import read_sizes
 
     config = read_sizes(path)
-    if not set(LLAMA_FIELDS.values()) <= config.keys():
+    if not set(LLAMA_FIELDS.values()) <= config.keys() or any(part in key for key in config for part in FURTHER_PARTS):
         return None
     sizes = {
         **{name: config[field] for name, field in LLAMA_FIELDS.items()},
         "kv_heads": config.get("num_key_value_heads") or config["num_attention_heads"],
         "head_dim": config.get("head_dim") or 0,
-        "tied": bool(config.get("tie_word_embeddings")),
+        "tied": config.get("tie_word_embeddings", True),  # as transformers, which leaves out its own default
     }
     return Model(sizes=Sizes(kind="llama", **sizes), stored=4)
 
