@@ -7,7 +7,7 @@ import torch
 from scipy.stats import chisquare
 from torch import Tensor
 
-from draftlab.core import sampling
+from draftlab.core import sampling, sampling_numpy
 from draftlab.core.sampling import (
     Drafting,
     Sampling,
@@ -84,6 +84,14 @@ def test_min_p_keeps_what_is_probable_enough_beside_the_best() -> None:
     torch.testing.assert_close(rows, torch.stack([distribution(4, 3, 2, 0), distribution(0, 6, 0, 3)]))
     assert Sampling(min_p=0.3).cuts
     assert not Sampling(0.5).cuts
+
+
+@pytest.mark.parametrize(("weights", "min_p"), [((2, 1), 0.5), ((5, 4, 1, 3, 1), 0.2), ((4, 0, 2, 1), 0.25)])
+def test_min_p_keeps_a_token_at_its_bound(weights: tuple[int, ...], min_p: float) -> None:
+    """Rounding must not drop it, nor divide what torch and numpy keep."""
+    expected, settings = distribution(*weights), Sampling(min_p=min_p)
+    torch.testing.assert_close(to_probs(expected.log(), settings), expected)
+    torch.testing.assert_close(torch.from_numpy(sampling_numpy.to_probs(expected.log().numpy(), settings)), expected)
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])

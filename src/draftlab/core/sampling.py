@@ -50,7 +50,8 @@ def to_probs(logits: Float[Tensor, "*batch vocab"], sampling: Sampling) -> Float
     if sampling.top_k is not None or sampling.top_p < 1:
         probs = _truncate(probs, min(sampling.top_k or probs.shape[-1], probs.shape[-1]), sampling.top_p)
     if sampling.min_p:
-        probs = probs.where(probs >= sampling.min_p * probs.amax(-1, keepdim=True), 0.0)
+        least = sampling.min_p * (1 - NUCLEUS_ROUNDING) * probs.amax(-1, keepdim=True)
+        probs = probs.where(probs >= least, 0.0)
         probs = probs / probs.sum(-1, keepdim=True)
     return probs
 

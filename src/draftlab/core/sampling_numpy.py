@@ -14,7 +14,7 @@ FIRST_SORT = 1024
 WHOLE_SORT = 4096
 """Vocabularies up to this size are sorted whole."""
 NUCLEUS_ROUNDING = 1e-12
-"""The part of ``top_p`` that may be missing from the mass of a nucleus, because of rounding."""
+"""The part of ``top_p`` that may be missing from the mass of a nucleus, and of ``min_p`` from a token, because of rounding."""
 
 Probs = Float64[np.ndarray, " vocab"]
 
@@ -72,7 +72,8 @@ def to_probs(logits: Float32[np.ndarray, "*batch vocab"], sampling: Sampling) ->
     if sampling.top_k is not None or sampling.top_p < 1:
         probs = _truncate(probs, min(sampling.top_k or probs.shape[-1], probs.shape[-1]), sampling.top_p)
     if sampling.min_p:
-        probs = _normalised(np.where(probs >= sampling.min_p * probs.max(-1, keepdims=True), probs, 0.0))
+        least = sampling.min_p * (1 - NUCLEUS_ROUNDING) * probs.max(-1, keepdims=True)
+        probs = _normalised(np.where(probs >= least, probs, 0.0))
     return probs
 
 
