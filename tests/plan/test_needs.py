@@ -26,6 +26,7 @@ from draftlab.plan.scale import Gpu
 from draftlab.stages import STAGES, blocks
 from draftlab.stages._schemes import LiveScheme, is_counted
 from draftlab.stages.blocks import Settings as Blocks
+from draftlab.stages.latency_cost import Settings as Costs
 from draftlab.stages.live import Contender
 from tests.conftest import ROOT
 
@@ -130,6 +131,50 @@ def test_a_long_context_takes_no_more_than_the_longest_request() -> None:
     assert timed
     for job in timed:
         assert weights < (job.peak or 0) < weights + 1e9
+
+
+@pytest.mark.parametrize(
+    ("engine", "number"),
+    [
+        ({"weights": "f16", "gpu_layers": -1}, 2),
+        ({"weights": "f32", "gpu_layers": -1}, 2),
+        ({"weights": "f16"}, 4),
+        ({"weights": "bf16", "backend": "torch", "device": "cuda"}, 2),
+        ({"weights": "f32", "backend": "torch", "device": "cuda"}, 4),
+    ],
+)
+def test_a_measurement_takes_the_cache_of_every_request_in_a_call(engine: dict[str, Any], number: int) -> None:
+    """As ``models.llama_cpp`` opens it: in float16 on a GPU, in float32 on a CPU; torch's has the type of its weights."""
+    vicuna, llama = (known_models()[name].sizes for name in ("lmsys/vicuna-7b-v1.3", "JackFram/llama-160m"))
+    weights = (4 if engine["weights"] == "f32" else 2) * (vicuna.parameters + llama.parameters)
+    entries = number * (vicuna.entry + llama.entry)
+    grid = {"context": [64, 1000], "batch": [1, 8], "verified": [2, 9], "blocks": 1}
+    assert needs._engine(run(), Costs(**grid, **engine)) == weights + 8 * 1009 * entries
+    assert needs._engine(run(), Engine(**engine)) == weights + 2048 * entries
+
+
+def test_a_padded_target_takes_the_memory_of_its_padded_size() -> None:
+    small = plan.load_run({"scale": "laptop"}, WORKFLOW)
+    pair = small.settings.pairs["main"]
+    model = needs.model_of(pair, "target")
+    assert model
+    target = model.sizes
+    config = LlamaConfig(
+        vocab_size=target.vocab,
+        hidden_size=4 * target.hidden,
+        intermediate_size=8192,
+        num_hidden_layers=6,
+        num_attention_heads=target.heads,
+        num_key_value_heads=target.kv_heads,
+        head_dim=target.hidden // target.heads,
+        max_position_embeddings=target.context,
+        tie_word_embeddings=True,
+    )
+    made = sum(weight.numel() for weight in Llama(config, torch.device("meta")).parameters())
+    padding = {"inflated_layers": 6, "inflated_ffn": 8192, "inflated_widths": 4}
+    plain, padded = (needs._engine(small, Engine(weights="f32", **more)) or 0 for more in ({}, padding))
+    cache = 4 * (6 * target.entry // target.layers - target.entry) * needs._context(pair, target)
+    assert padded - plain == 4 * (made - target.parameters) + cache > 4e8
 
 
 def test_a_recorded_pass_takes_the_bytes_that_are_planned() -> None:

@@ -20,6 +20,7 @@ from draftlab.stages import STAGES
 from draftlab.stages._decoding import Decoding
 from draftlab.stages._schemes import is_counted
 from draftlab.stages.blocks import Settings as Blocks
+from draftlab.stages.latency_cost import Settings as Costs
 from draftlab.stages.live import Contest
 from draftlab.stages.medusa import Settings as Medusa
 from draftlab.stages.online import Settings as Online
@@ -330,12 +331,33 @@ def _timed(pair: Pair, settings: TimedUpdates, draft: Sizes, answer: int) -> int
 
 
 def _engine(run: Run, settings: Engine) -> int | None:
-    """The memory of target and draft in llama.cpp for one request: weights in their type, and a float16 cache of the longest request."""
+    """The memory of target and draft: weights in their type, and the cache of the longest request, or of each request of the largest call.
+
+    llama.cpp's cache is in float16 on a GPU, torch's in the type of the weights; on a CPU both are in float32.
+    """
     if run.settings.by_architecture or settings.weights not in ("f16", "bf16", "f32"):
         return None
     pair = run.settings.pairs[settings.pair]
-    models = [model_of(pair, role) for role in ("target", "draft")]
-    if None in models:
+    target, draft = (model_of(pair, role) for role in ("target", "draft"))
+    if target is None or draft is None:
         return None
     size = 4 if settings.weights == "f32" else 2
-    return sum(m.sizes.parameters * size + _context(pair, m.sizes) * m.sizes.entry * 2 for m in models if m)
+    entry = 4 if not settings.gpu_layers and settings.device == "cpu" else 2 if settings.gpu_layers else size
+    total = 0
+    for sizes in (_inflated(target.sizes, settings), draft.sizes):
+        tokens = _context(pair, sizes)
+        if isinstance(settings, Costs):
+            tokens = max(settings.batch) * (max(settings.context) + max(settings.verified))
+        total += sizes.parameters * size + tokens * sizes.entry * entry
+    return total
+
+
+def _inflated(target: Sizes, settings: Engine) -> Sizes:
+    """The sizes of a target that is padded (``latency.inflate``)."""
+    larger = {
+        "layers": max(settings.inflated_layers, target.layers),
+        "ffn": max(settings.inflated_ffn, target.ffn),
+        "hidden": settings.inflated_widths * target.hidden,
+        "head_dim": target.head_dim or target.hidden // target.heads,
+    }
+    return target.model_copy(update=larger)
