@@ -58,14 +58,17 @@ class Row(PairsRow):
 
     acceptance_sum: float = column("acceptance before the residual draw, summed over positions", "tokens")
     member_sum: float = column(
-        "probability that the emitted token is among the drafts, summed; empty without a closed form", "tokens"
+        "probability that the emitted token is among the drafts, summed; empty with neither a closed form nor an enumeration",
+        "tokens",
     )
     positions: float = column("positions; for a path, those that its blocks visit", "tokens")
     scheme: str = column("how drafts are verified")
 
 
 class Derived:
-    shortfall_sum: float = column("shortfall from the acceptance of the optimal scheme, summed", "tokens")
+    shortfall_sum: float = column(
+        "shortfall from the acceptance of the optimal scheme, summed; empty for a path, whose positions are others", "tokens"
+    )
 
 
 MEASURES = {
@@ -122,14 +125,13 @@ def along_text(
 
 
 def derive(rows: pd.DataFrame) -> pd.DataFrame:
-    """The shortfall of each row to the optimal scheme on the same request, with everything else alike."""
+    """The shortfall of each row to the optimal scheme at the same positions, with everything else alike."""
     import pandas as pd
 
     keys = [name for name in rows if name not in OF_SCHEME]
     best = rows[rows["scheme"] == "optimal"].set_index(keys)["acceptance_sum"]
-    return rows.assign(
-        shortfall_sum=best.reindex(pd.MultiIndex.from_frame(rows[keys])).to_numpy() - rows["acceptance_sum"]
-    )
+    shortfall = best.reindex(pd.MultiIndex.from_frame(rows[keys])).to_numpy() - rows["acceptance_sum"]
+    return rows.assign(shortfall_sum=shortfall.mask(rows["scheme"].isin(list(PATHS))))
 
 
 STAGE = stage_of(__name__, split="eval", inputs=RecordedPairs)

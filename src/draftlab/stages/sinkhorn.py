@@ -35,9 +35,7 @@ class Row(PairsRow):
 
     acceptance_sum: float = column("acceptance before the residual draw, summed over positions", "tokens")
     positions: int = column("positions", "tokens")
-    seconds: float = timing(
-        "the request's share of the fastest computation of the selected token's distribution, in CPU time"
-    )
+    seconds: float = timing("the request's share of the fastest computation of the acceptance, in CPU time")
     scheme: str = column("how drafts are verified")
     iterations: int = column("iterations of the scaling; 0 for other schemes")
     sharpness: float = column("sharpness of the kernel; 0 for other schemes")
