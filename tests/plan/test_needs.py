@@ -215,6 +215,24 @@ def test_a_draft_that_proposes_a_block_in_one_pass_learns_each_token_of_it(exper
     assert parallel == getattr(settings, places) * alone
 
 
+def test_a_draft_that_serves_live_decodes_with_the_target() -> None:
+    """Vicuna-7B in float16 is loaded, and every group of requests is decoded before the draft learns from it."""
+    planned = run(experiments="osd_online")
+    settings = next(iter(planned.cells("osd_online").values()))[-1].settings
+    assert settings.learns
+    live = settings.model_copy(update={"live": True})
+    replayed, beside = (needs._peak(planned, one) or 0 for one in (settings, live))
+    assert beside >= replayed + 13.47e9
+    card = GPUS["a100-80"]
+    sizes = (needs.model_of(planned.settings.pairs["main"], role) for role in ("target", "draft"))
+    target, draft = (OnCard(card, model.sizes, "float16") for model in sizes if model)
+    groups = planned.settings.data.train_requests(settings.dataset) / settings.update_interval
+    decoded = groups * drafting(target, draft, settings.update_interval, 256, 128, 1, settings.draft_len)
+    replaying = groups * draft.reading(settings.update_interval, 256 + 128)
+    taken = [hours.of_variant(planned, one, card, 256) or 0.0 for one in (settings, live)]
+    assert taken[1] - taken[0] == pytest.approx(decoded - replaying, rel=0.01)
+
+
 def test_decoding_with_several_drafts_holds_a_cache_for_each() -> None:
     """By hand for OPT-13B with OPT-125M, two sequences of four tokens: weights of both in float16, keys and values of 16 sequences of 2,048
     tokens, logits of both, and eight tables in float64. Texts are written with one cache for each of 8 requests."""

@@ -223,13 +223,13 @@ def _replaying(run: Run, draft: OnCard, text: int) -> float:
 
 
 def _online(run: Run, settings: Online, prompt: int, target: OnCard, draft: OnCard) -> float:
-    """Seconds in which a draft is distilled before it serves, reads a stream, and learns from it."""
+    """Seconds in which a draft is distilled before it serves, reads a stream or decodes it with its target, and learns from it."""
     text = prompt + run.settings.pairs[settings.pair].answers.max_new_tokens
     groups = len(settings.stream.groups) if settings.stream else 0
     count = settings.stream.per_group * groups if settings.stream else 0
     count = count or sum(run.settings.data.train_requests(name) for name in settings.datasets)
     steps = math.ceil(count / settings.update_interval)
-    total = steps * draft.reading(settings.update_interval, text)
+    total = 0.0 if settings.live else steps * draft.reading(settings.update_interval, text)
     total += settings.probes * _replaying(run, draft, text)
     if settings.learns:
         total += draft.updating(settings.update_interval + settings.replay, text, steps)
@@ -245,6 +245,8 @@ def _online(run: Run, settings: Online, prompt: int, target: OnCard, draft: OnCa
         passes = steps * (1 + settings.learns)
         total += passes * target.reading(settings.update_interval, text)
         total += settings.probes * _replaying(run, target, text) + warm_steps * target.reading(batch, text)
+    if settings.live:
+        total += steps * drafting(target, draft, settings.update_interval, prompt, text - prompt, 1, settings.draft_len)
     return total
 
 

@@ -246,12 +246,13 @@ def _peak(run: Run, settings: Any) -> int | None:
                 return None
             rows = settings.update_interval + settings.replay if isinstance(settings, Online) else settings.batch
             update += states_of(target.sizes, pair.answers.dtype, rows * length)
-    if not isinstance(settings, Offline) or (settings.sample_source in RECORDED and not settings.live):
+    writes = isinstance(settings, Offline) and settings.sample_source not in RECORDED
+    if not writes and not (isinstance(settings, Offline | Online) and settings.live):
         return update
     if target is None:
         return None
     prompt = _context(pair, target.sizes) - answer
-    rows = settings.sample_batch
+    rows = settings.sample_batch if isinstance(settings, Offline) else settings.update_interval
     return beside(target.sizes, pair.answers.dtype, draft.sizes, update, rows, prompt, answer, settings.device)
 
 
