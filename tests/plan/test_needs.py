@@ -233,6 +233,21 @@ def test_a_draft_that_serves_live_decodes_with_the_target() -> None:
     assert taken[1] - taken[0] == pytest.approx(decoded - replaying, rel=0.01)
 
 
+def test_every_live_measurement_decodes_the_held_out_requests() -> None:
+    planned, card = run(experiments="osd_offline"), GPUS["a100-80"]
+    first = next(iter(planned.cells("osd_offline").values()))[0].settings
+    changes = {"loss": "forward_kl", "sample_source": "teacher", "epochs": 2, "probes": 3, "sample_batch": 32}
+    settings = first.model_copy(update=changes)
+    sizes = (needs.model_of(planned.settings.pairs["main"], role) for role in ("target", "draft"))
+    target, draft = (OnCard(card, model.sizes, "float16") for model in sizes if model)
+    once = -(-planned.settings.data.eval // 32) * drafting(target, draft, 32, 256, 128, 1, settings.draft_len)
+    taken = [
+        hours.of_variant(planned, settings.model_copy(update={"live": live}), card, 256) or 0.0
+        for live in (False, True)
+    ]
+    assert taken[1] - taken[0] == pytest.approx(7 * once)
+
+
 def test_decoding_with_several_drafts_holds_a_cache_for_each() -> None:
     """By hand for OPT-13B with OPT-125M, two sequences of four tokens: weights of both in float16, keys and values of 16 sequences of 2,048
     tokens, logits of both, and eight tables in float64. Texts are written with one cache for each of 8 requests."""

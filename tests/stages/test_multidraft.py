@@ -170,7 +170,9 @@ def test_a_shortfall_is_what_the_optimum_of_the_same_request_accepts_more():
 
 
 def test_a_path_has_no_shortfall_because_it_visits_other_positions():
-    rows = pd.DataFrame({"scheme": ["optimal", "k_seq", "single_path", "block"], "acceptance_sum": [3.0, 2.5, 2.0, 2.2]})
+    rows = pd.DataFrame(
+        {"scheme": ["optimal", "k_seq", "single_path", "block"], "acceptance_sum": [3.0, 2.5, 2.0, 2.2]}
+    )
     rows = rows.assign(dataset="d", num_drafts=2, request_id=0, positions=[4.0, 4.0, 3.1, 3.3])
     assert acceptance.derive(rows)["shortfall_sum"].fillna(-1).tolist() == [0.0, 0.5, -1.0, -1.0]
 

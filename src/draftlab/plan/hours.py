@@ -282,5 +282,7 @@ def _offline(run: Run, settings: Offline, prompt: int, target: OnCard, draft: On
         else:
             total += math.ceil(count / at_once) * target.reading(at_once, text)
     if settings.live:
-        total += target.answering(data.eval, AT_ONCE, prompt, new)
+        rows = min(settings.sample_batch, data.eval)
+        decoded = drafting(target, draft, rows, prompt, new, 1, settings.draft_len)
+        total += measured * math.ceil(data.eval / rows) * decoded
     return total

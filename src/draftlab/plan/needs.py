@@ -246,8 +246,8 @@ def _peak(run: Run, settings: Any) -> int | None:
                 return None
             rows = settings.update_interval + settings.replay if isinstance(settings, Online) else settings.batch
             update += states_of(target.sizes, pair.answers.dtype, rows * length)
-    writes = isinstance(settings, Offline) and settings.sample_source not in RECORDED
-    if not writes and not (isinstance(settings, Offline | Online) and settings.live):
+    is_recorded = not isinstance(settings, Offline) or settings.sample_source in RECORDED
+    if not isinstance(settings, Offline | Online) or (is_recorded and not settings.live):
         return update
     if target is None:
         return None

@@ -67,7 +67,8 @@ class Row(PairsRow):
 
 class Derived:
     shortfall_sum: float = column(
-        "shortfall from the acceptance of the optimal scheme, summed; empty for a path, whose positions are others", "tokens"
+        "shortfall from the acceptance of the optimal scheme, summed; empty for a path, whose positions are others",
+        "tokens",
     )
 
 
