@@ -89,7 +89,9 @@ class Derived:
     """Seconds per step and the ratios of each block; the optional columns are those of the view ``best_draft_len``."""
 
     plain: float = timing("a plain step of the target")
-    speculative: float = timing("a token of speculative decoding")
+    speculative: float = timing(
+        "a token of speculative decoding: a speculative round over the tokens that it writes on average at this acceptance"
+    )
     plain_ms: float = column("a plain step of the target", "ms", timed=True)
     speculative_ms: float = column("a token of speculative decoding", "ms", timed=True)
     speedup: float = column("speed-up over plain decoding, measured", "times", timed=True)
@@ -213,7 +215,7 @@ def measure_block(
 
 
 def token_seconds(rows: pd.DataFrame) -> tuple[pd.Series[float], pd.Series[float]]:
-    """Seconds per token of plain and of speculative decoding."""
+    """Seconds per token of plain and of speculative decoding: of a round, over the tokens that it writes on average at this acceptance."""
     plain = (rows["plain_before_seconds"] + rows["plain_after_seconds"]) / rows["plain_steps"]
     return plain, rows["seconds"] / rows["rounds"] / _by_row(theory.expected_block_length, rows, "alpha", "draft_len")
 
