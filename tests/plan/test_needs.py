@@ -153,6 +153,20 @@ def test_a_measurement_takes_the_cache_of_every_request_in_a_call(engine: dict[s
     assert needs._engine(run(), Engine(**engine)) == weights + 2048 * entries
 
 
+def test_a_measurement_takes_the_drafts_that_it_opens() -> None:
+    """By hand: Vicuna-7B in float16 beside TinyLlama, which learns: weights in float32, gradients and two moments."""
+    paper = run(experiments="osd_update_cost,osd_latency_dataset")
+    peaks = {job.name: (job.peak or 0) / 1e9 for job in needs.jobs(paper) if job.rule == "latency_update"}
+    assert 13.5 + 16 * 1.1 < peaks["osd_update_cost/draft_large"] < 13.5 + 16 * 1.1 + 6
+    assert peaks["osd_update_cost/draft"] < 22
+    served = next(iter(paper.cells("osd_latency_dataset").values()))[0].settings
+    one, two = (
+        needs._engine(paper, served.model_copy(update={"weights": "f16", "contenders": names})) or 0
+        for names in (["distilled"], ["distilled", "draft_large"])
+    )
+    assert two - one > 2 * 1.1e9
+
+
 def test_a_padded_target_takes_the_memory_of_its_padded_size() -> None:
     small = plan.load_run({"scale": "laptop"}, WORKFLOW)
     pair = small.settings.pairs["main"]

@@ -17,10 +17,13 @@ from draftlab.plan.memory import beside, comparing, decoding, heads, host, recor
 from draftlab.plan.run import Run
 from draftlab.plan.scale import MAIN, Pair
 from draftlab.stages import STAGES
+from draftlab.stages._contenders import BEFORE, DISTILLED
 from draftlab.stages._decoding import Decoding
 from draftlab.stages._schemes import is_counted
 from draftlab.stages.blocks import Settings as Blocks
 from draftlab.stages.latency_cost import Settings as Costs
+from draftlab.stages.latency_requests import Settings as Requests
+from draftlab.stages.latency_update import Settings as UpdateCost
 from draftlab.stages.live import Contest
 from draftlab.stages.medusa import Settings as Medusa
 from draftlab.stages.online import Settings as Online
@@ -332,25 +335,37 @@ def _timed(pair: Pair, settings: TimedUpdates, draft: Sizes, answer: int) -> int
 
 
 def _engine(run: Run, settings: Engine) -> int | None:
-    """The memory of target and draft: weights in their type, and the cache of the longest request, or of each request of the largest call.
+    """The memory of a target and its drafts: weights in their type, and the cache of the longest request, or of each request of the largest call.
 
-    llama.cpp's cache is in float16 on a GPU, torch's in the type of the weights; on a CPU both are in float32.
+    llama.cpp's cache is in float16 on a GPU, torch's in the type of the weights; on a CPU both are in float32. A draft whose updates are timed
+    also learns.
     """
     if run.settings.by_architecture or settings.weights not in ("f16", "bf16", "f32"):
         return None
     pair = run.settings.pairs[settings.pair]
-    target, draft = (model_of(pair, role) for role in ("target", "draft"))
-    if target is None or draft is None:
+    models = [model_of(pair, role) for role in ("target", *_drafts_of(settings))]
+    if None in models:
         return None
+    target, *drafts = (model.sizes for model in models if model)
     size = 4 if settings.weights == "f32" else 2
     entry = 4 if not settings.gpu_layers and settings.device == "cpu" else 2 if settings.gpu_layers else size
     total = 0
-    for sizes in (_inflated(target.sizes, settings), draft.sizes):
+    for sizes in (_inflated(target, settings), *drafts):
         tokens = _context(pair, sizes)
         if isinstance(settings, Costs):
             tokens = max(settings.batch) * (max(settings.context) + max(settings.verified))
         total += sizes.parameters * size + tokens * sizes.entry * entry
+    if isinstance(settings, UpdateCost):  # the draft's weights become float32
+        (draft,), length = drafts, settings.prompt + settings.generated
+        total += training(draft, settings.update_interval, length, settings.generated, 0) - draft.parameters * size
     return total
+
+
+def _drafts_of(settings: Engine) -> list[str]:
+    """The drafts that a measurement opens; one that was distilled is as large as the pair's draft."""
+    if isinstance(settings, Requests):
+        return ["draft" if name in (BEFORE, DISTILLED) else name for name in settings.contenders]
+    return [getattr(settings, "role", "draft")]
 
 
 def _inflated(target: Sizes, settings: Engine) -> Sizes:
