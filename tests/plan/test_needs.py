@@ -598,6 +598,17 @@ def test_texts_are_written_once_for_all_schemes_of_a_target() -> None:
     assert decoded - replayed == pytest.approx(drafting(target, draft, *shape))  # type: ignore[operator]
 
 
+def test_a_probe_reads_the_held_out_requests_of_every_dataset() -> None:
+    planned, card = run(experiments="beyond_forgetting"), GPUS["a100-80"]
+    settings = next(iter(planned.cells("beyond_forgetting").values()))[0].settings
+    assert len(settings.datasets) == 4
+    draft = OnCard(card, needs.model_of(planned.settings.pairs["main"], "draft").sizes, "float16")  # type: ignore[union-attr]
+    few, many = (
+        hours.of_variant(planned, settings.model_copy(update={"probes": probes}), card, 256) or 0.0 for probes in (1, 4)
+    )
+    assert many - few == pytest.approx(3 * 4 * hours._replaying(planned, draft, 256 + 128))
+
+
 def test_answers_to_the_requests_of_several_updates_are_written_together() -> None:
     planned, card = run(experiments="osd_offline"), GPUS["a100-80"]
     cell = next(iter(planned.cells("osd_offline").values()))

@@ -218,7 +218,7 @@ def _medusa(run: Run, settings: Medusa, prompt: int, target: OnCard, draft: OnCa
 
 
 def _replaying(run: Run, draft: OnCard, text: int) -> float:
-    """Seconds in which a draft reads the held-out requests."""
+    """Seconds in which a draft reads the held-out requests of a dataset."""
     return math.ceil(run.settings.data.eval / AT_ONCE) * draft.reading(AT_ONCE, text)
 
 
@@ -230,7 +230,8 @@ def _online(run: Run, settings: Online, prompt: int, target: OnCard, draft: OnCa
     count = count or sum(run.settings.data.train_requests(name) for name in settings.datasets)
     steps = math.ceil(count / settings.update_interval)
     total = 0.0 if settings.live else steps * draft.reading(settings.update_interval, text)
-    total += settings.probes * _replaying(run, draft, text)
+    held_out = settings.probes * len(settings.datasets)
+    total += held_out * _replaying(run, draft, text)
     if settings.learns:
         total += draft.updating(settings.update_interval + settings.replay, text, steps)
     batch, warm_steps = settings.batch, 0
@@ -244,7 +245,7 @@ def _online(run: Run, settings: Online, prompt: int, target: OnCard, draft: OnCa
     if settings.reads_target:  # the target computes its states anew wherever the draft reads a text
         passes = steps * (1 + settings.learns)
         total += passes * target.reading(settings.update_interval, text)
-        total += settings.probes * _replaying(run, target, text) + warm_steps * target.reading(batch, text)
+        total += held_out * _replaying(run, target, text) + warm_steps * target.reading(batch, text)
     if settings.live:
         total += steps * drafting(target, draft, settings.update_interval, prompt, text - prompt, 1, settings.draft_len)
     return total
