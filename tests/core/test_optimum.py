@@ -134,3 +134,14 @@ def test_a_drafted_set_of_the_smallest_float_is_shared_equally() -> None:
     coupling = optimal_coupling(torch.full((3,), 1 / 3, dtype=torch.float64), joint)
     torch.testing.assert_close(coupling.chosen.sum(-1), torch.ones(len(joint.probs), dtype=torch.float64))
     assert float(coupling.selected.sum()) == pytest.approx(1)
+
+
+def test_nothing_is_accepted_of_disjoint_supports_however_the_draft_sums_up() -> None:
+    """A sum of 1 + 1e-15 to the power of 32 is above 1."""
+    weights = torch.rand(200, 2, 1500, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) ** 3
+    weights[:, 0, :700] = 0
+    weights[:, 1, 700:] = 0
+    target, draft = (weights / weights.sum(-1, keepdim=True)).unbind(1)
+    best = optimum_iid(target, draft, 32)
+    assert float(best.min()) == 0
+    assert float(best.max()) < 1e-12

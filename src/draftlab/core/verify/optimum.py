@@ -62,7 +62,7 @@ def optimum_iid(target_probs: Table, draft_probs: Table, num_drafts: int) -> Flo
     order = ratio_order(target_probs, draft_probs)
     mass = draft_probs.gather(-1, order).cumsum(-1)
     excess = mass**num_drafts - target_probs.gather(-1, order).cumsum(-1)
-    return 1 - excess.amax(-1).clamp_min(0)
+    return 1 - excess.amax(-1).clamp(0, 1)  # the sum of p may round above 1
 
 
 @dataclass(frozen=True)
