@@ -173,6 +173,8 @@ def test_a_draft_that_transformers_runs_is_transplanted_too(
     assert not any(file.is_symlink() for file in (tmp_path / "made").iterdir()), (
         "it does not depend on the draft's folder"
     )
+    index = read_object(tmp_path / "made/model.safetensors.index.json")["weight_map"]
+    assert "lm_head.weight" in index, "converters read the index"
     found = spellings(load_tokenizer(target), load_tokenizer(draft))
     with torch.inference_mode():
         theirs = load_model(draft).answer_logits([[3, 40]], [[5]])[0]
