@@ -96,11 +96,13 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     add("train", rows)
     add("eval", replay_log.fixed_lengths("kept_learning", learner, held_out, settings))
     effort, offline = replay_log.distil(draft, train, settings, bench.out / ".checkpoint.safetensors")
-    for option in ("distilled", *(() if is_head else ("lookup_first",))):
-        add("eval", replay_log.fixed_lengths(option, draft, held_out, settings))
-    if settings.thresholds and not settings.temperature and not is_head:
-        for option in ("distilled_confident", "lookup_first_confident"):
-            add("eval", replay_log.confident(option, draft, held_out, settings))
+    add("eval", replay_log.fixed_lengths("distilled", draft, held_out, settings))
+    if not is_head:
+        looked_up = replay_log.after_lookup(draft, held_out, settings)
+        add("eval", replay_log.fixed_lengths("lookup_first", draft, held_out, settings, looked_up))
+        if settings.thresholds and not settings.temperature:
+            add("eval", replay_log.confident("distilled_confident", draft, held_out, settings))
+            add("eval", replay_log.confident("lookup_first_confident", draft, held_out, settings, looked_up))
     learnt = {"as_it_comes": 0, "distilled": len(train.answers)}
     for option, share in replay_log.CURVE.items():
         if requests := range(len(train.answers) // share):

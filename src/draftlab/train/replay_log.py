@@ -21,7 +21,7 @@ from draftlab.core.sampling import GREEDY, Sampling, to_probs
 from draftlab.core.verify.optimum import optimum_iid
 from draftlab.engine.recording import TargetPass
 from draftlab.engine.replay import Agreement, Walk, agree_along, ahead, places_in, walk
-from draftlab.engine.replay_lengths import BlockCounts, cut, draft_everywhere
+from draftlab.engine.replay_lengths import BlockCounts, Drafted, cut, draft_everywhere
 from draftlab.engine.replay_suffixes import continue_at_thresholds
 from draftlab.models import LanguageModel
 from draftlab.models.lookup import Lookup
@@ -99,11 +99,18 @@ def _count_guesses(text: Ngrams, longest: int) -> int:
     return count
 
 
-def fixed_lengths(option: str, draft: LanguageModel, recorded: TargetPass, settings: ReplayLog) -> pd.DataFrame:
-    """A draft model at every draft length and with every way to propose; in the option ``lookup_first`` after prompt lookup."""
+def fixed_lengths(
+    option: str, draft: LanguageModel, recorded: TargetPass, settings: ReplayLog, drafted: Drafted | None = None
+) -> pd.DataFrame:
+    """A draft model at every draft length and with every way to propose; in the option ``lookup_first`` after prompt lookup.
+
+    ``drafted``: the result of ``after_lookup``, if it is known already.
+    """
     lookup_first = option == "lookup_first"
-    model = Lookup(draft, joined=True) if lookup_first else draft
-    found = _found(model, recorded, max(settings.draft_lens)) if isinstance(model, Lookup) else None
+    model, found = draft, None
+    if lookup_first:
+        model, drafted = Lookup(draft, joined=True), drafted or after_lookup(draft, recorded, settings)
+        found = drafted.found if drafted else _found_along(recorded, max(settings.draft_lens))
     frames = []
     for proposal, sampling in _proposals(recorded).items():
         agree = agree_along(model, recorded, draft_sampling=sampling, batch_size=BATCH)
@@ -114,20 +121,34 @@ def fixed_lengths(option: str, draft: LanguageModel, recorded: TargetPass, setti
     return _with_optimum(rows, draft, recorded, settings.ceiling)
 
 
-def confident(option: str, draft: LanguageModel, recorded: TargetPass, settings: ReplayLog) -> pd.DataFrame:
+def confident(
+    option: str, draft: LanguageModel, recorded: TargetPass, settings: ReplayLog, drafted: Drafted | None = None
+) -> pd.DataFrame:
     """Blocks that end where the draft's confidence is below a threshold, for every draft length and threshold.
 
     In the option ``lookup_first_confident`` prompt lookup comes first. The answers must be greedy: only then is it known what the draft
-    proposes at each position.
+    proposes at each position. ``drafted``: as for ``fixed_lengths``.
     """
-    model = Lookup(draft, joined=True) if option == "lookup_first_confident" else draft
-    drafted = draft_everywhere(model, recorded, max(settings.draft_lens))
+    if drafted is None:
+        model = Lookup(draft, joined=True) if option == "lookup_first_confident" else draft
+        drafted = draft_everywhere(model, recorded, max(settings.draft_lens))
     frames = []
     for draft_len, threshold in itertools.product(settings.draft_lens, settings.thresholds):
         short = drafted.upto(draft_len)
         blocks = cut(short, short.confident(threshold), asks=True)
         frames.append(_of_blocks(blocks, recorded, draft_len, threshold))
     return pd.concat(frames, ignore_index=True).assign(option=option, proposal="greedy")
+
+
+def after_lookup(draft: LanguageModel, recorded: TargetPass, settings: ReplayLog) -> Drafted | None:
+    """What is drafted at every position where prompt lookup comes first; None if that is not known.
+
+    After a rejected token a block goes on with the draft's text, not with the answer. What the draft writes there is known if it is greedy, and
+    decodes after a lookup, which an encoder-decoder does not.
+    """
+    if recorded.sampling.temperature or getattr(draft, "is_encoder_decoder", False):
+        return None
+    return draft_everywhere(Lookup(draft, joined=True), recorded, max(settings.draft_lens))
 
 
 def _of_blocks(blocks: BlockCounts, recorded: TargetPass, draft_len: int, threshold: float = 0.0) -> pd.DataFrame:
@@ -195,15 +216,8 @@ def _table(rows: pd.DataFrame, recorded: TargetPass, draft_len: int, threshold: 
     return rows.assign(prompt_tokens=prompt_tokens, optimum_2=math.nan, optimum_4=math.nan)
 
 
-def _found(model: Lookup, recorded: TargetPass, depth: int) -> Bool[np.ndarray, "positions depth"]:
-    """Whether lookup finds each token of a block that begins at each answer position.
-
-    After a rejected token the block goes on with the draft's text, not with the answer. What the draft writes there is known if it is greedy. For
-    sampled answers, and with an encoder-decoder, which does not decode after a lookup, a block is taken to go on with the answer, and lookup to
-    find nothing beyond its end.
-    """
-    if not recorded.sampling.temperature and not getattr(model.draft, "is_encoder_decoder", False):
-        return draft_everywhere(model, recorded, depth).found
+def _found_along(recorded: TargetPass, depth: int) -> Bool[np.ndarray, "positions depth"]:
+    """Whether lookup finds each token of a block that begins at each answer position, if the block goes on with the answer; nothing beyond its end."""
     along = (guesses_along(answer.prompt_ids, answer.answer_ids) for answer in recorded.answers)
     looked_up = np.array([guess is not None for guesses in along for guess in guesses])
     _, left = places_in(np.asarray(recorded.lengths, dtype=np.int64))
