@@ -695,6 +695,46 @@ def test_branch_experiment_in_llama_cpp(models: dict[str, Path]) -> None:
     assert (rows.filter(like="seconds") > 0).all(axis=None)
 
 
+class SlowAtFirst:
+    """A model in llama.cpp whose calls take a second for each token, and the first two of a shape a hundred more."""
+
+    vocab_size, settings = 16, EngineOptions(context_length=64, sequences=5, shared=True)
+
+    def __init__(self) -> None:
+        self.now, self.shape, self.calls = 0.0, 0, 0
+        self.tokens: list[int] = []
+
+    def clock(self) -> Callable[[], float]:
+        return lambda: self.now
+
+    def prefill(self, tokens: Sequence[int]) -> None:
+        self.tokens += tokens
+
+    def trim(self, length: int) -> None:
+        del self.tokens[length:]
+
+    def greedy(self, tokens: Sequence[int]) -> None:
+        self.decode(tokens)
+        self.tokens += tokens
+
+    def decode(self, tokens: Sequence[int], *_: object, **__: object) -> np.ndarray:
+        self.shape, self.calls = len(tokens), self.calls + 1 if len(tokens) == self.shape else 1
+        self.now += len(tokens) + 100 * (self.calls <= 2)
+        return np.zeros((len(tokens), self.vocab_size))
+
+    def copy(self, *_: int) -> None: ...
+
+    def drop_branches(self) -> None: ...
+
+
+def test_branches_and_plain_steps_are_timed_once_the_engine_has_prepared_for_them() -> None:
+    settings = latency_branches.Settings(num_drafts=[1, 4], draft_len=3, context=20, blocks=3)
+    rows = latency_branches.measure(SlowAtFirst(), settings)  # type: ignore[arg-type]
+    assert set(rows["plain_seconds"]) == {1.0}
+    assert set(rows["one_branch_seconds"]) == {4.0}
+    assert (rows["branches_seconds"] == 1 + 3 * rows["num_drafts"]).all()
+
+
 # --- noise -------------------------------------------------------------------------------------------------------
 
 

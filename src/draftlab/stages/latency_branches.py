@@ -64,10 +64,14 @@ def run(settings: Settings, inputs: Target, bench: Bench) -> tuple[pd.DataFrame,
 
 
 def measure(target: LlamaCpp, settings: Settings) -> pd.DataFrame:
-    """One row per (num_drafts, block): seconds of a plain step, of one branch, and of all branches, interleaved."""
+    """One row per (num_drafts, block): seconds of a plain step, of one branch, and of all branches, interleaved.
+
+    Each is timed after ``UNTIMED`` calls of its own shape, as a server repeats them.
+    """
     import numpy as np
     import pandas as pd
 
+    from draftlab.latency.controlled import UNTIMED
     from draftlab.models.backend import argmax
 
     rng, clock = np.random.default_rng(settings.seed), target.clock()
@@ -77,17 +81,20 @@ def measure(target: LlamaCpp, settings: Settings) -> pd.DataFrame:
     for block in progress(range(-1, settings.blocks), "blocks"):
         for drafts in rng.permutation(settings.num_drafts).tolist():
             branches = rng.integers(0, target.vocab_size, (drafts, settings.draft_len)).tolist()
-            times = [clock()]
+            times = list[float]()
             for work in ("plain", "one", "all", "one", "plain"):
-                if work == "all":
-                    tree = Branches(target)
-                    argmax(tree.read(*side_by_side(0, branches)))
-                    tree.keep()
-                else:
-                    target.greedy([0] if work == "plain" else [0, *branches[0]])
-                    target.trim(settings.context)
-                times.append(clock())
-            plain, one, together, one_again, plain_again = np.diff(times).tolist()
+                started = 0.0
+                for _ in range(UNTIMED + 1):
+                    started = clock()
+                    if work == "all":
+                        tree = Branches(target)
+                        argmax(tree.read(*side_by_side(0, branches)))
+                        tree.keep()
+                    else:
+                        target.greedy([0] if work == "plain" else [0, *branches[0]])
+                        target.trim(settings.context)
+                times.append(clock() - started)
+            plain, one, together, one_again, plain_again = times
             row = {
                 "num_drafts": drafts,
                 "draft_len": settings.draft_len,
