@@ -344,6 +344,18 @@ def test_sinkhorn_is_lossless_after_any_number_of_iterations(iterations, drafts,
     assert found.lossless, found
 
 
+def test_the_time_of_sinkhorn_is_that_of_all_threads(tmp_path, monkeypatch):
+    """Torch shares its work among several threads; the clock of one would miss the others."""
+    ticks = itertools.count()
+    monkeypatch.setattr(sinkhorn.time, "process_time", lambda: float(next(ticks)))
+    family = recorded.synthetic(1, contexts=7, vocab=12)
+    grid = sinkhorn.Settings(
+        num_drafts=[2], draft_temperature=[1.0], iterations=[1], sharpness=[4.0], rounds=2, top_k=5
+    )
+    rows = run(sinkhorn, tmp_path, grid, family=family)
+    assert (rows.groupby("scheme")["seconds"].sum().round(9) == 1.0).all()
+
+
 def test_sinkhorn_comes_to_the_optimum_with_iterations_and_sharpness(tmp_path):
     family = recorded.synthetic(2, contexts=30, vocab=60)
     grid = sinkhorn.Settings(
