@@ -23,7 +23,10 @@ DRAFT_SHARE = 0.01
 
 
 class Settings(Base):
-    """Token rate = block efficiency / (draft + v(nodes) + selection), for several pairs, all with the block efficiency of ours."""
+    """Token rate = block efficiency / (draft + v(nodes) + selection), for several pairs, all with the block efficiency of ours.
+
+    Outside our own pair, a step of the draft costs as much for K sequences as for one.
+    """
 
     profiles: Distinct[str] = Field(
         [], description="names of hardware profiles, as for draftlab load, with known costs of the target's steps"
