@@ -336,6 +336,15 @@ def test_regime_sums_to_the_acceptance_of_all_positions_and_the_hybrid_takes_the
     np.testing.assert_allclose(derived["over_k_seq"], derived["importance_truncated"] - derived["k_seq"])
 
 
+@pytest.mark.parametrize("name", ["num_tokens", "num_drafts"])
+def test_the_cone_of_a_single_draft_or_token_is_refused(name):
+    """It has other facets than Theorem 2 names, because its two parts are equal."""
+    sizes = {"num_tokens": [2], "num_drafts": [2], "cases": 1}
+    assert cone.Settings(**sizes)
+    with pytest.raises(ValidationError, match="greater than or equal to 2"):
+        cone.Settings(**sizes | {name: [1, 2]})
+
+
 @pytest.mark.parametrize("drafting", ["iid", "independent"])
 @pytest.mark.parametrize(("iterations", "drafts"), [(0, 2), (3, 2), (3, 3), (40, 2)])
 def test_sinkhorn_is_lossless_after_any_number_of_iterations(iterations, drafts, drafting):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
 from draftlab.core.measure import Measure
-from draftlab.core.settings import Count, Distinct, NonNegativeInt
+from draftlab.core.settings import Distinct, NonNegativeInt
 from draftlab.core.settings import Settings as Base
 from draftlab.stages._stage import Bench, Facts, NoInputs, column, stage_of
 
@@ -16,9 +16,13 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+Several = Annotated[int, Field(ge=2)]
+"""With one token or one draft there is nothing to choose: both distributions must be equal, and no inequality is left to find."""
+
+
 class Settings(Base):
-    num_tokens: Distinct[Count] = Field(min_length=1, description="numbers of tokens of the vocabulary")
-    num_drafts: Distinct[Count] = Field(min_length=1, description="numbers of drafted tokens")
+    num_tokens: Distinct[Several] = Field(min_length=1, description="numbers of tokens of the vocabulary")
+    num_drafts: Distinct[Several] = Field(min_length=1, description="numbers of drafted tokens")
     cases: int = Field(
         gt=0, description="random distributions per size, on which formula and linear program are compared"
     )
