@@ -27,6 +27,7 @@ from draftlab.stages import STAGES, blocks
 from draftlab.stages._schemes import LiveScheme, is_counted
 from draftlab.stages.blocks import Settings as Blocks
 from draftlab.stages.latency_cost import Settings as Costs
+from draftlab.stages.latency_null import Settings as Null
 from draftlab.stages.live import Contender
 from tests.conftest import ROOT
 
@@ -165,6 +166,9 @@ def test_a_measurement_takes_the_drafts_that_it_opens() -> None:
         for names in (["distilled"], ["distilled", "draft_large"])
     )
     assert two - one > 2 * 1.1e9
+    vicuna = known_models()["lmsys/vicuna-7b-v1.3"].sizes
+    null = needs._engine(paper, Null(repeats=1, pairs=2, steps=1, weights="f16", gpu_layers=-1))
+    assert null == 2 * (vicuna.parameters + 2048 * vicuna.entry)
 
 
 def test_a_padded_target_takes_the_memory_of_its_padded_size() -> None:

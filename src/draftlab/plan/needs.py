@@ -21,7 +21,9 @@ from draftlab.stages._contenders import BEFORE, DISTILLED
 from draftlab.stages._decoding import Decoding
 from draftlab.stages._schemes import is_counted
 from draftlab.stages.blocks import Settings as Blocks
+from draftlab.stages.latency_branches import Settings as Branches
 from draftlab.stages.latency_cost import Settings as Costs
+from draftlab.stages.latency_null import Settings as Null
 from draftlab.stages.latency_requests import Settings as Requests
 from draftlab.stages.latency_update import Settings as UpdateCost
 from draftlab.stages.live import Contest
@@ -365,7 +367,7 @@ def _drafts_of(settings: Engine) -> list[str]:
     """The drafts that a measurement opens; one that was distilled is as large as the pair's draft."""
     if isinstance(settings, Requests):
         return ["draft" if name in (BEFORE, DISTILLED) else name for name in settings.contenders]
-    return [getattr(settings, "role", "draft")]
+    return [] if isinstance(settings, Branches | Null) else [getattr(settings, "role", "draft")]
 
 
 def _inflated(target: Sizes, settings: Engine) -> Sizes:
