@@ -79,7 +79,10 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
         target = folders.target(settings.device, inputs.dtype) if isinstance(draft, Eagle3Head) else None
         return of_blocks(draft, target, max(settings.draft_len, *settings.draft_lens), parallel=False)
 
-    draft, learner, frames = fresh(), fresh(), list[pd.DataFrame]()
+    def keep(model: LanguageModel, name: str) -> None:
+        folders.once(("saved", name), lambda: folders.save(model, settings.draft, bench.out / name, train))
+
+    draft, frames = fresh(), list[pd.DataFrame]()
     is_head = isinstance(draft, Eagle3)
 
     def add(split: str, *tables: pd.DataFrame) -> None:
@@ -92,9 +95,11 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
             replay_log.fixed_lengths("as_it_comes", draft, recorded, settings),
         )
     add("eval", replay_log.suffixes(held_out, train, settings))
-    rows, online = replay_log.keep_learning(learner, train, settings)
+    rows, online = replay_log.keep_learning(draft, train, settings)
     add("train", rows)
-    add("eval", replay_log.fixed_lengths("kept_learning", learner, held_out, settings))
+    add("eval", replay_log.fixed_lengths("kept_learning", draft, held_out, settings))
+    keep(draft, "kept_learning")
+    draft = fresh()  # one at a time: a large draft that learns takes gigabytes
     effort, offline = replay_log.distil(draft, train, settings, bench.out / ".checkpoint.safetensors")
     add("eval", replay_log.fixed_lengths("distilled", draft, held_out, settings))
     if not is_head:
@@ -103,20 +108,16 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
         if settings.thresholds and not settings.temperature:
             add("eval", replay_log.confident("distilled_confident", draft, held_out, settings))
             add("eval", replay_log.confident("lookup_first_confident", draft, held_out, settings, looked_up))
+    keep(draft, "draft")
     learnt = {"as_it_comes": 0, "distilled": len(train.answers)}
     for option, share in replay_log.CURVE.items():
         if requests := range(len(train.answers) // share):
-            taught = fresh()
-            replay_log.distil(taught, train.take(requests), settings, bench.out / ".checkpoint.safetensors")
+            draft = fresh()
+            replay_log.distil(draft, train.take(requests), settings, bench.out / ".checkpoint.safetensors")
             no_optimum = settings.model_copy(update={"ceiling": 0})
-            add("eval", replay_log.fixed_lengths(option, taught, held_out, no_optimum))
+            add("eval", replay_log.fixed_lengths(option, draft, held_out, no_optimum))
             learnt[option] = len(requests)
 
-    def keep() -> None:
-        for model, name in ((draft, "draft"), (learner, "kept_learning")):
-            folders.save(model, settings.draft, bench.out / name, train)
-
-    folders.once("saved", keep)
     weights = {name: folders.parameters(name) for name in ("target", settings.draft)}
     facts: Facts = {"parameters": weights, "online": online, "offline": offline, "learnt": learnt}
     middle = sorted(settings.draft_lens)[len(settings.draft_lens) // 2]
