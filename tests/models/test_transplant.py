@@ -15,7 +15,7 @@ from tokenizers import decoders, pre_tokenizers, trainers
 from tokenizers import models as bpe
 
 from draftlab.errors import UserError
-from draftlab.files.json_files import read_object
+from draftlab.files.json_files import read_object, write_json
 from draftlab.latency.loop import decode, fixed, speculate
 from draftlab.latency.pair import open_pair
 from draftlab.latency.settings import Engine
@@ -191,8 +191,11 @@ def test_what_cannot_be_transplanted_is_refused(folders: tuple[Path, Path], tmp_
         with pytest.raises(UserError, match="same is "):
             transplant(model=str(draft), target=str(target), out=tmp_path / "made", same=same)
     head = llama(tmp_path / "head", other_tokenizer(), tie_word_embeddings=False, head_tokens=50)
-    with pytest.raises(UserError, match="proposes only a part of the vocabulary"):
-        transplant(model=str(head), target=str(target), out=tmp_path / "made")
+    eagle = tmp_path / "eagle"
+    write_json(eagle / "config.json", {"draft_vocab_size": 30})
+    for model in (head, eagle):
+        with pytest.raises(UserError, match="proposes only a part of the vocabulary"):
+            transplant(model=str(model), target=str(target), out=tmp_path / "made")
     with pytest.raises(UserError, match="which would be lost"):
         transplant(model=str(draft), target=str(target), out=target)
     assert not (tmp_path / "made").exists()

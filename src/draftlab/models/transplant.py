@@ -22,7 +22,7 @@ from draftlab.files.json_files import read_object, write_json
 from draftlab.files.scratch import scratch
 from draftlab.files.seals import seal
 from draftlab.models import hub
-from draftlab.models.config import copy_files, is_head, read_config
+from draftlab.models.config import copy_files, is_head_folder, read_config
 from draftlab.models.gguf_import import ORIGINAL
 from draftlab.models.gguf_vocabulary import BYTE, SPACE
 from draftlab.models.padding import make_rows, rows_of
@@ -40,7 +40,10 @@ def transplant(*, model: str, target: str, out: Path, same: str = "{}") -> None:
     - `out`: the folder to write
     - `same`: JSON: tokens of the target that the draft has under another name, such as {"<|eot_id|>": "<|im_end|>"}
     """
-    pairs = _read_pairs(same)
+    pairs, part = _read_pairs(same), "its head proposes only a part of the vocabulary"
+    refused = UserError(part, file=model, remedy="give a draft with its whole head")
+    if is_head_folder(model):
+        raise refused
     hub.check_outside(target, out)
     with scratch() as temporary:
         words = temporary / "target"
@@ -50,7 +53,8 @@ def transplant(*, model: str, target: str, out: Path, same: str = "{}") -> None:
             hub.copy_model(model, folder)
             for name in (ORIGINAL, "sealed.json"):
                 (folder / name).unlink(missing_ok=True)
-            _check(folder, model)
+            if read_config(folder).get("head_tokens"):
+                raise refused
             ours, theirs = load_tokenizer(words), load_tokenizer(folder)
             spelled = spellings(ours, theirs, pairs)
             last = rows_of(folder) - 1
@@ -146,14 +150,6 @@ def _read_pairs(text: str) -> dict[str, str]:
     if not isinstance(pairs, dict) or not all(isinstance(value, str) for value in pairs.values()):
         raise UserError(f"same is {text}", remedy=EXAMPLE)
     return pairs
-
-
-def _check(folder: Path, model: str) -> None:
-    """Refuse a draft whose rows are not those of its vocabulary."""
-    config = read_config(folder)
-    if config.get("head_tokens") or is_head(config):
-        what = "its head proposes only a part of the vocabulary"
-        raise UserError(what, file=model, remedy="give a draft with its whole head")
 
 
 def _replace_tokenizer(folder: Path, words: Path, target: Tokenizer) -> None:
