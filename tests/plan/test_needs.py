@@ -613,6 +613,15 @@ def test_a_probe_reads_the_held_out_requests_of_every_dataset() -> None:
     assert many - few == pytest.approx(3 * 4 * hours._replaying(planned, draft, 256 + 128))
 
 
+def test_no_more_requests_are_timed_than_a_batch_has() -> None:
+    planned, card = run(experiments="mdss_drafts"), GPUS["a100-80"]
+    settings = next(iter(planned.cells("mdss_drafts").values()))[0].settings
+    settings = settings.model_copy(update={"schemes": ["optimal"], "batch": 4})
+    four, forty = (settings.model_copy(update={"timed": timed}) for timed in (4, 40))
+    assert hours.of_variant(planned, four, card, 256) == hours.of_variant(planned, forty, card, 256)
+    assert needs._peak(planned, four) == needs._peak(planned, forty)
+
+
 def test_answers_to_the_requests_of_several_updates_are_written_together() -> None:
     planned, card = run(experiments="osd_offline"), GPUS["a100-80"]
     cell = next(iter(planned.cells("osd_offline").values()))

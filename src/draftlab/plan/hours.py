@@ -176,7 +176,7 @@ def _decoding(settings: Decoding, prompt: int, target: OnCard, draft: OnCard) ->
     elif isinstance(settings, Blocks):
         total = len({(one.target_temperature, one.top_k) for one in every}) * texts
         total += sum(decoded(one, rows) for one in every if not is_counted(one.scheme))
-        total += sum(decoded(one, settings.timed) for one in every if settings.timed)
+        total += sum(decoded(one, min(settings.timed, rows)) for one in every if settings.timed)
     else:
         total = sum(decoded(one, rows) for one in every)
     return len(settings.datasets) * total

@@ -294,7 +294,9 @@ def _drafted(pair: Pair, settings: Decoding) -> int | None:
         branching = not isinstance(settings, Contest)
         peaks.append(comparing(target.sizes, dtype, rows, prompt, new, nucleus, device, branching))
     if isinstance(settings, Contest):
-        live = settings.timed if isinstance(settings, Blocks) and all(map(is_counted, settings.schemes)) else rows
+        live = rows
+        if isinstance(settings, Blocks) and all(map(is_counted, settings.schemes)):
+            live = min(settings.timed, rows)
         sizes = (target.sizes, draft.sizes, (dtype, dtype), live, prompt, new, max(settings.num_drafts))
         peaks.append(speculating(*sizes, settings.draft_len, nucleus, device))
     return draft.sizes.parameters * BYTES[dtype] + max(peaks)
