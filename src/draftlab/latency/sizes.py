@@ -93,7 +93,7 @@ def read_model(path: Path) -> Model | None:
         **{name: config[field] for name, field in LLAMA_FIELDS.items()},
         "kv_heads": config.get("num_key_value_heads") or config["num_attention_heads"],
         "head_dim": config.get("head_dim") or 0,
-        "tied": config.get("tie_word_embeddings", True),  # as transformers, which leaves out its own default
+        "tied": bool(config.get("tie_word_embeddings", True)),  # as transformers, which leaves out its own default
     }
     return Model(sizes=Sizes(kind="llama", **sizes), stored=4)
 
