@@ -179,8 +179,9 @@ def test_the_plan_takes_a_head_as_the_embedding_where_a_config_does_not_say(tmp_
     known = read_model(tmp_path / "toy")
     assert known
     assert known.sizes.parameters == parameter_count(tmp_path / "toy")
-    (tmp_path / "toy" / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": None}))
-    unsaid = read_model(tmp_path / "toy")
+    (tmp_path / "null").mkdir()
+    (tmp_path / "null" / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": None}))
+    unsaid = read_model(tmp_path / "null")
     assert unsaid
     assert not unsaid.sizes.tied
 
