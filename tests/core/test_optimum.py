@@ -145,3 +145,11 @@ def test_nothing_is_accepted_of_disjoint_supports_however_the_draft_sums_up() ->
     best = optimum_iid(target, draft, 32)
     assert float(best.min()) == 0
     assert float(best.max()) < 1e-12
+
+
+def test_distinct_drafts_of_the_smallest_floats_have_probabilities_that_sum_to_1() -> None:
+    draft = torch.tensor([1, 1e-323, 5e-324], dtype=torch.float64)
+    joint = joint_distribution(draft.expand(3, -1), "without_replacement")
+    likely = dict(zip(map(tuple, joint.tokens.tolist()), joint.probs.tolist(), strict=True))
+    assert likely[0, 1, 2] == pytest.approx(2 / 3)
+    assert float(joint.probs.sum()) == pytest.approx(1)

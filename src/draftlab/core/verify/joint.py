@@ -95,7 +95,8 @@ def _distinct(
         else:
             # A tuple that repeats a token has a factor of 0 here, and the remaining mass may be 0 too.
             total = rest.sum(-1)
-            probs = probs * rest.gather(-1, drawn)[:, 0] / torch.where(total > 0, total, 1.0)
+            # The quotient first: the product of two small probabilities would lose its digits.
+            probs = probs * (rest.gather(-1, drawn)[:, 0] / torch.where(total > 0, total, 1.0))
         rest.scatter_(-1, drawn, 0.0)
     return probs
 
