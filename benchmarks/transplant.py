@@ -22,8 +22,8 @@ from draftlab.errors import UserError
 from draftlab.files.json_files import read_jsonl
 from draftlab.models import load_model, load_tokenizer
 from draftlab.models.llama import Llama
-from draftlab.models.padding import rows_of
 from draftlab.models.transplant import spellings
+from draftlab.models.vocabulary_rows import rows_of
 
 Weigh = Callable[[int], list[float]]
 WAYS: dict[str, Weigh] = {

@@ -22,9 +22,9 @@ from draftlab.latency.settings import Engine
 from draftlab.models import Tokenizer, load_model, load_pair, load_tokenizer
 from draftlab.models.gguf import export
 from draftlab.models.llama import Llama, LlamaConfig
-from draftlab.models.padding import rows_of
 from draftlab.models.tokenizer import train_tokenizer
 from draftlab.models.transplant import spellings, transplant
+from draftlab.models.vocabulary_rows import rows_of
 
 TARGET_TEXTS = [
     "SELECT name FROM singer WHERE age > 20",

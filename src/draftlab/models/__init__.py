@@ -19,8 +19,8 @@ from draftlab.core.settings import Dtype
 from draftlab.errors import UserError
 from draftlab.files.weights import check_sizes, is_gguf
 from draftlab.models.config import is_head, is_llama, read_config
-from draftlab.models.padding import rows_of
 from draftlab.models.tokenizer import Tokenizer, check_same_tokenizer, load_tokenizer
+from draftlab.models.vocabulary_rows import rows_of
 
 if TYPE_CHECKING:
     import torch

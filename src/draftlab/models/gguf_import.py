@@ -28,8 +28,8 @@ from draftlab.files.gguf_header import BIASES, read_header
 from draftlab.files.json_files import read_object, write_json
 from draftlab.files.seals import seal
 from draftlab.models.hub import check_outside
-from draftlab.models.padding import fit_rows
 from draftlab.models.tokenizer import Tokenizer
+from draftlab.models.vocabulary_rows import fit_rows
 
 if TYPE_CHECKING:
     from torch import Tensor

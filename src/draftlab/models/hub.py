@@ -19,8 +19,8 @@ from draftlab.files.packages import package_of
 from draftlab.files.seals import content_digest, seal
 from draftlab.files.weights import is_gguf, parameter_count, parts_of
 from draftlab.models.config import TOOL_TEMPLATE, context_of, copy_files, is_head, read_config, read_eos_ids
-from draftlab.models.padding import fit_rows, rows_of
 from draftlab.models.pickled import PICKLED, PICKLED_INDEX, convert
+from draftlab.models.vocabulary_rows import fit_rows, rows_of
 
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 SECOND_COPY = "consolidated*"

@@ -108,7 +108,7 @@ class LlamaCpp:
     def fit(self, vocab_size: int) -> None:
         """Give as many logits as another model whose vocabulary has more or less padding: the rest is left out, what is missing is -inf.
 
-        A token that only the other model has is read as the last one, as in a folder (``padding.fit_rows``).
+        A token that only the other model has is read as the last one, as in a folder (``vocabulary_rows.fit_rows``).
         """
         if self.head is None:
             self.vocab_size = vocab_size

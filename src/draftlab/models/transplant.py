@@ -25,8 +25,8 @@ from draftlab.models import hub
 from draftlab.models.config import copy_files, is_head_folder, read_config
 from draftlab.models.gguf_import import ORIGINAL
 from draftlab.models.gguf_vocabulary import BYTE, SPACE
-from draftlab.models.padding import make_rows, rows_of
 from draftlab.models.tokenizer import Tokenizer, load_tokenizer
+from draftlab.models.vocabulary_rows import make_rows, rows_of
 
 EXAMPLE = """give an object of texts, such as '{"<|eot_id|>": "<|im_end|>"}'"""
 

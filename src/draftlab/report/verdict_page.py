@@ -15,7 +15,7 @@ from draftlab.files.packages import package_of
 from draftlab.files.weights import is_gguf
 from draftlab.models.config import is_head_folder
 from draftlab.models.gguf_import import ORIGINAL
-from draftlab.models.padding import ROWS_BEFORE, rows_of
+from draftlab.models.vocabulary_rows import ROWS_BEFORE, rows_of
 from draftlab.report import card
 from draftlab.report.page import templates
 from draftlab.report.verdict_run import replayed

@@ -31,8 +31,8 @@ from draftlab.models import LanguageModel, Tokenizer, hf, hub, load_model, load_
 from draftlab.models.config import context_of
 from draftlab.models.head import columns_of
 from draftlab.models.llama import Llama, LlamaConfig
-from draftlab.models.padding import rows_of
 from draftlab.models.tokenizer import train_tokenizer
+from draftlab.models.vocabulary_rows import rows_of
 from draftlab.train import training
 from draftlab.train.designs import frequent_tokens, project, prune, trim_head
 from draftlab.train.trimmed_head import answer_logits, kept_by

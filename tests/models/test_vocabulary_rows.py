@@ -23,8 +23,8 @@ from draftlab.models import hub, load_model, load_tokenizer, shared_tokenizer
 from draftlab.models.gguf import export
 from draftlab.models.gguf_import import ORIGINAL
 from draftlab.models.llama import Llama, LlamaConfig
-from draftlab.models.padding import fit_rows, rows_of
 from draftlab.models.tokenizer import train_tokenizer
+from draftlab.models.vocabulary_rows import fit_rows, rows_of
 from draftlab.train import pretrain
 
 TEXTS = ["SELECT name FROM singer WHERE age > 20", "Each box has 12 apples, so 12 * 345 = 4140 apples."] * 5

@@ -1,4 +1,4 @@
-"""Rows of embeddings beyond the tokens of a vocabulary: how many a model has, and a draft with as many as its target.
+"""The rows of a model's embeddings and head, one for each token and some for padding; a draft gets as many as its target has.
 
 Models of one family pad their vocabularies to different sizes: Qwen2.5 has 151,665 tokens, 151,936 rows at 0.5B and 152,064 at 7B. No text has
 these tokens, but a verifier compares two distributions row by row, and vLLM refuses a draft with other rows than its target.
@@ -98,9 +98,7 @@ def _means(rows: Float[Tensor, "before ..."], chosen: Sequence[Sequence[int]]) -
 
     flat = torch.tensor([row for each in chosen for row in each])
     starts = torch.tensor([0, *itertools.accumulate(map(len, chosen[:-1]))])
-    means = embedding_bag(
-        flat, rows.flatten(1).float() if rows.ndim > 1 else rows[:, None].float(), starts, mode="mean"
-    )
+    means = embedding_bag(flat, rows.reshape(len(rows), -1).float(), starts, mode="mean")
     return means.to(rows.dtype).reshape(len(chosen), *rows.shape[1:])
 
 
