@@ -15,6 +15,7 @@ from draftlab.core.settings import Device
 from draftlab.engine.recording import compact_distribution
 from draftlab.engine.settings import WHOLE_VOCAB
 from draftlab.errors import UserError
+from draftlab.files.json_files import write_json
 from draftlab.latency.settings import Engine
 from draftlab.latency.sizes import Sizes, known_models
 from draftlab.models.hf import new_t5
@@ -451,6 +452,21 @@ def test_jobs_request_what_their_files_and_models_take() -> None:
     assert needs.requested_mb(paper, "answer", answers) > 2 * 13_500
     small = plan.load_run({"scale": "laptop"}, WORKFLOW)
     assert needs.requested_mb(small, "answer", answers) < 6_000
+
+
+def test_a_model_of_unknown_size_requests_what_its_files_hold(tmp_path: Path) -> None:
+    config = {"model_type": "qwen3_moe", "num_experts": 128, "vocab_size": 1000, "eos_token_id": 2}
+    write_json(tmp_path / "config.json", config)
+    for number in range(2):
+        with (tmp_path / f"model-{number}.safetensors").open("wb") as file:
+            file.truncate(30 * 10**9)  # takes no space on the disk
+    asked = run(target=str(tmp_path), template="plain")
+    answers = {"pair": "main", "dataset": "spider", "split": "train", "temperature": ""}
+    known = needs.requested_mb(run(), "answer", answers)
+    assert known + 2 * (60_000 - 13_500) - 2_000 < needs.requested_mb(asked, "answer", answers) < 130_000
+    assert needs.requested_mb(asked, "target", {"pair": "main"}) > 60_000
+    of_hub = run(target="some/model", template="plain")
+    assert needs.requested_mb(of_hub, "target", {"pair": "main"}) == needs.LEAST_MB
 
 
 def test_every_job_of_the_papers_scale_that_opens_a_model_on_a_gpu_requests_one() -> None:

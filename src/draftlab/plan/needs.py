@@ -125,7 +125,8 @@ def _model(run: Run, pair: str, role: str) -> Job:
     rule, settings = "target" if role == "target" else "draft", run.settings.pairs[pair]
     recipe, model = settings.models[role], model_of(settings, role)
     if model is None:
-        return Job(rule, pair, role)
+        disk = _stored(recipe.model)
+        return Job(rule, pair, role, host=host(disk, 0, 0, 0) if disk else None, disk=disk)
     sizes, disk = model.sizes, model.sizes.parameters * (model.stored or 4)
     if recipe.model:
         is_local = Path(recipe.model).exists() or recipe.model.startswith(PREFIX)
@@ -153,15 +154,21 @@ def _recording(run: Run, rule: str, pair: str, name: str, roles: list[str], pass
     settings = run.settings.pairs[pair]
     peak, weights = _decoding(settings, roles), sum(_weights(settings, role) for role in roles)
     work = 0 if has_gpu(run, rule, pair) else peak or 0
-    memory = None if peak is None else host(weights, passes, logits, work)
+    memory = host(weights, passes, logits, work) if weights else None
     return Job(rule, pair, name, peak, memory, passes + logits)
 
 
 def _weights(pair: Pair, role: str) -> int:
-    """Bytes of a model's weights in memory."""
-    model = model_of(pair, role)
+    """Bytes of a model's weights in memory; of a folder whose sizes are not known, as if its files held two for each weight."""
+    model, given = model_of(pair, role), pair.models[role].model
     is_float32 = role != "target" or pair.answers.device == "cpu"
-    return model.sizes.parameters * (4 if is_float32 else BYTES[pair.answers.dtype]) if model else 0
+    each = 4 if is_float32 else BYTES[pair.answers.dtype]
+    return model.sizes.parameters * each if model else _stored(given) * each // 2
+
+
+def _stored(model: str | None) -> int:
+    """Bytes of the weights in a model's folder; 0 for one on the hub."""
+    return sum(file.stat().st_size for file in Path(model).glob("*.safetensors")) if model else 0
 
 
 def _pass(run: Run, pair: str, name: str) -> int:
