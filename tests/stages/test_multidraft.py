@@ -353,6 +353,12 @@ def test_sinkhorn_is_lossless_after_any_number_of_iterations(iterations, drafts,
     assert found.lossless, found
 
 
+def test_sinkhorn_refuses_more_tuples_than_it_can_hold():
+    target = torch.full((1, 300), 1 / 300, dtype=torch.float64)
+    with pytest.raises(UserError, match=r"300 tokens and 3 drafts make 27000000 tuples .*lower top_k"):
+        sinkhorn_verifier(3, 8.0).closed_form(target, target[:, None].expand(-1, 3, -1))
+
+
 def test_the_time_of_sinkhorn_is_that_of_all_threads(tmp_path, monkeypatch):
     """Torch shares its work among several threads; the clock of one would miss the others."""
     ticks = itertools.count()

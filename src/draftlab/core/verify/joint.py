@@ -45,6 +45,16 @@ def tuples_exist(vocab: int, num_drafts: int) -> bool:
     return bool(vocab**num_drafts <= LIMIT)
 
 
+def every_tuple(vocab: int, num_drafts: int, device: torch.device) -> Int64[Tensor, "tuples drafts"]:
+    """Every tuple of drafted tokens; a ``UserError`` if there are more than a million."""
+    if not tuples_exist(vocab, num_drafts):
+        raise UserError(
+            f"{vocab} tokens and {num_drafts} drafts make {vocab**num_drafts} tuples",
+            remedy=f"at most {LIMIT} are written out: lower top_k or num_drafts, or sample",
+        )
+    return torch.cartesian_prod(*[torch.arange(vocab, device=device)] * num_drafts).view(-1, num_drafts)
+
+
 def joint_distribution(draft_probs: Float64[Tensor, "drafts vocab"], drafting: Drafting) -> JointDistribution:
     """``P(x_1..x_K) = prod_k p_k(x_k)``; without replacement ``prod_k p(x_k) / p(not yet drawn)``, of which greedy drafts have the last factor
     only and ranked drafts none.
@@ -63,13 +73,7 @@ def joint_distribution(draft_probs: Float64[Tensor, "drafts vocab"], drafting: D
     ([[0, 0], [0, 1], [1, 0], [1, 1]], tensor([0.5625, 0.1875, 0.1875, 0.0625], dtype=torch.float64))
     """
     num_drafts, vocab = draft_probs.shape
-    if not tuples_exist(vocab, num_drafts):
-        raise UserError(
-            f"{vocab} tokens and {num_drafts} drafts make {vocab**num_drafts} tuples",
-            remedy=f"at most {LIMIT} are written out: lower top_k or num_drafts, or sample",
-        )
-    every = torch.arange(vocab, device=draft_probs.device)
-    tokens = torch.cartesian_prod(*[every] * num_drafts).view(-1, num_drafts)
+    tokens = every_tuple(vocab, num_drafts, draft_probs.device)
     if drafting in ("iid", "independent"):
         probs = draft_probs.gather(-1, tokens.T).prod(0)
     else:

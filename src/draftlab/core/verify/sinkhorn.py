@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from draftlab.core.sampling import Table, Tables, Tokens
+from draftlab.core.verify.joint import every_tuple
 from draftlab.core.verify.single import select_then_verify, selection_acceptance
 from draftlab.core.verify.token import Acceptance, Decision, TokenVerifier
 
@@ -30,7 +31,7 @@ def sinkhorn_verifier(iterations: int, sharpness: float) -> TokenVerifier:
 def _select(iterations: int, sharpness: float, target_probs: Table, draft_probs: Tables) -> tuple[Table, Table]:
     """The weights ``b`` and the distribution of the selected token."""
     drafts, vocab = draft_probs.shape[1:]
-    tuples = torch.cartesian_prod(*[torch.arange(vocab, device=target_probs.device)] * drafts).view(-1, drafts)
+    tuples = every_tuple(vocab, drafts, target_probs.device)
     members = target_probs.new_zeros(len(tuples), vocab).scatter_(-1, tuples, 1.0)
     mass = torch.stack([draft_probs[:, k, tuples[:, k]] for k in range(drafts)]).prod(0)
     outside = target_probs.new_tensor(-sharpness).exp()
