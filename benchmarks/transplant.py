@@ -48,7 +48,7 @@ def rows(weight: Tensor, spelled: list[tuple[int, ...]], way: str) -> Tensor:
 
 
 @torch.inference_mode()
-def main(draft: Path, target: Path, answers: Path, requests: int = 24) -> None:
+def main(draft: Path, target: Path, answers: Path, requests: int = 40) -> None:
     """Compare ways to make the rows of a transplanted draft; prints one line for each pair.
 
     **Arguments:**
