@@ -37,7 +37,7 @@ from draftlab.plan.run import Run, run_of
 from draftlab.report import card, verdict_command
 from draftlab.report.verdict_command import lines, run
 from draftlab.report.verdict_page import commands, page
-from draftlab.report.verdict_run import alone, judge_run
+from draftlab.report.verdict_run import _config, alone, judge_run
 from draftlab.report.verdict_settings import VerdictSettings, name_of
 from draftlab.serving import costs as block_costs
 from draftlab.serving import verdict, verdict_under_load
@@ -1370,6 +1370,14 @@ def test_bad_input_is_one_clear_error(tmp_path: Path, rows: list[str], more: dic
     asked = VerdictSettings(traffic=answer_file(tmp_path, rows), target="no/such", **more)  # type: ignore[arg-type]
     with pytest.raises(UserError, match=message):
         run(asked, tmp_path / "out")
+
+
+@pytest.mark.parametrize(("hardware", "measured"), [("h100-llama-2-7b", False), (None, True)])
+def test_costs_are_measured_only_where_no_profile_has_them(tmp_path: Path, hardware: str | None, measured: bool):
+    """A head of EAGLE-3 could not be timed."""
+    config = _config(VerdictSettings(Path("log.jsonl"), "T", hardware=hardware), "", "name", tmp_path)
+    (experiments,) = (each for each in config if each.startswith("experiments="))
+    assert ("traffic_cost" in experiments) is measured
 
 
 def test_a_head_of_eagle3_needs_the_costs_of_a_machine_that_runs_it(tmp_path: Path):

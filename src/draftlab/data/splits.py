@@ -21,7 +21,7 @@ from draftlab.data.raw_rows import RawRow
 from draftlab.data.sources import DatasetSource, SourceName, open_source
 from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_path
-from draftlab.files.json_files import read_jsonl, write_json, write_jsonl
+from draftlab.files.json_files import object_in, read_jsonl, write_json, write_jsonl
 from draftlab.files.seals import seal
 
 Profile = Literal["clean", "osd_repo_2024"]
@@ -78,7 +78,7 @@ def make(dataset: str, source: DatasetSource, out: Path, options: Options) -> di
     cleaner = (cleaners.CLEANERS if clean else cleaners.OSD_REPO_CLEANERS).get(dataset)
     if cleaner is None:
         raise UserError(f"no cleaner for the dataset {dataset}", remedy="add its line to CLEANERS in data/cleaners.py")
-    given = _template_options(options.template_options)
+    given = object_in(options.template_options, "template_options", '{"enable_thinking": false}')
     single = next(source.rows("eval"), None) is None
     train, evaluation = SplitCounts(), SplitCounts()
     with contextlib.ExitStack() as stack:
@@ -150,18 +150,6 @@ def make_from(
             f"{counts['duplicates']} duplicates, {counts['overlap']} in both splits"
         )
     return summary
-
-
-def _template_options(text: str) -> dict[str, Any]:
-    """The variables for a chat template in a JSON text."""
-    try:
-        options = json.loads(text)
-    except ValueError:
-        options = None
-    if not isinstance(options, dict):
-        what = f"template_options is {text!r}, no JSON object"
-        raise UserError(what, remedy="""give one, such as '{"enable_thinking": false}'""")
-    return options
 
 
 def digest(text: str) -> int:

@@ -56,6 +56,17 @@ def read_object(path: Path | str) -> dict[str, Any]:
     return value
 
 
+def object_in(text: str, flag: str, example: str) -> dict[str, Any]:
+    """The JSON object that is given as a ``flag``; anything else raises ``UserError``."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise UserError(f"{flag} is {text!r}, no JSON object", remedy=f"give one, such as '{example}'")
+    return value
+
+
 def write_jsonl(path: Path | str, records: Iterable[Any]) -> int:
     """Write dataclasses (or dicts), one per line; return how many."""
     count = 0

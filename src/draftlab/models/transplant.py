@@ -2,11 +2,11 @@
 
 A verifier compares the distributions of two models token by token, so both need one vocabulary. Where no small model of the target's family
 exists, one of another family can get it: its layers stay, and its embeddings and head are rebuilt. A token that both vocabularies spell alike
-keeps its rows. Any other is spelled with the longest tokens of the draft. It reads as the last of them, after which the draft predicts what follows,
-and its row of the head is their mean. So its logit is the mean of theirs, which is low where the draft would begin with the first of them: with
+keeps its rows. Any other is spelled with the longest tokens of the draft. It reads as the last of them, after which the draft predicts what follows;
+its row of the head is their mean. So its logit is the mean of theirs, which is low where the draft would begin with the first of them: with
 that row alone, the probability of a token would be that of every longer one that begins with it. The text stays lossless, and distillation
 teaches the draft the tokens that it did not have. The method is that of turboderp's and jukofyork's transplant-vocab, of which drafts for
-DeepSeek were made from Qwen2.5, but for the mean.
+DeepSeek were made from Qwen2.5; there, later tokens weigh less in the head.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from draftlab.errors import UserError
-from draftlab.files.atomic import atomic_dir
-from draftlab.files.json_files import read_object, write_json
+from draftlab.files.atomic import SEAL, atomic_dir
+from draftlab.files.json_files import object_in, read_object, write_json
 from draftlab.files.scratch import scratch
 from draftlab.files.seals import seal
 from draftlab.models import hub
@@ -28,7 +28,7 @@ from draftlab.models.gguf_vocabulary import BYTE, SPACE
 from draftlab.models.tokenizer import Tokenizer, load_tokenizer
 from draftlab.models.vocabulary_rows import make_rows, rows_of
 
-EXAMPLE = """give an object of texts, such as '{"<|eot_id|>": "<|im_end|>"}'"""
+EXAMPLE = '{"<|eot_id|>": "<|im_end|>"}'
 
 
 def transplant(*, model: str, target: str, out: Path, same: str = "{}") -> None:
@@ -51,7 +51,7 @@ def transplant(*, model: str, target: str, out: Path, same: str = "{}") -> None:
         hub.copy_tokenizer(target, words)
         with atomic_dir(out) as folder:
             hub.copy_model(model, folder)
-            for name in (ORIGINAL, "sealed.json"):
+            for name in (ORIGINAL, SEAL):
                 (folder / name).unlink(missing_ok=True)
             if read_config(folder).get("head_tokens"):
                 raise refused
@@ -143,12 +143,9 @@ def _token(tokenizer: Tokenizer, name: str, role: str) -> int:
 
 def _read_pairs(text: str) -> dict[str, str]:
     """The tokens that ``same`` names."""
-    try:
-        pairs = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise UserError(f"same is not JSON: {error}", remedy=EXAMPLE) from None
-    if not isinstance(pairs, dict) or not all(isinstance(value, str) for value in pairs.values()):
-        raise UserError(f"same is {text}", remedy=EXAMPLE)
+    pairs = object_in(text, "same", EXAMPLE)
+    if not all(isinstance(name, str) for name in pairs.values()):
+        raise UserError(f"same is {text!r}, with a value that is no text", remedy=f"give texts, such as '{EXAMPLE}'")
     return pairs
 
 

@@ -124,8 +124,7 @@ def _profile(rows: pd.DataFrame) -> Profile:
 
 
 def from_profile(name: str, context: float, ratio: float, is_head: bool = False) -> BlockCosts:
-    """BlockCosts of a hardware profile; where it has no draft, or one that is no head of EAGLE-3 as ours is, one whose steps cost ``ratio`` of the
-    target's."""
+    """BlockCosts of a hardware profile. Where it has no draft, or ours is a head of EAGLE-3, a draft step costs ``ratio`` of the target's."""
     profile = profiles.load(name)
     if profile.draft is None or is_head:
         profile = profile.model_copy(update={"draft": profile.target.scaled(ratio)})
