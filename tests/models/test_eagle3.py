@@ -34,7 +34,8 @@ from draftlab.files.weights import parameter_count
 from draftlab.models import load_model, load_tokenizer
 from draftlab.models.config import is_head, is_head_folder, read_config
 from draftlab.models.eagle import of_blocks
-from draftlab.models.eagle3 import Eagle3, Eagle3Head, states_read
+from draftlab.models.eagle3 import Eagle3, Eagle3Head
+from draftlab.models.eagle3_files import Form, states_read
 from draftlab.models.gguf import export
 from draftlab.models.llama import Llama
 from draftlab.models.tokenizer import train_tokenizer
@@ -79,6 +80,11 @@ SHAPES = {
 }
 
 
+PLAIN = Form()
+MADE_FLAT = ("architectures", "draft_vocab_size")
+"""What the speculators library leaves at the top level of config.json."""
+
+
 def deep(vocab: int = 40, seed: int = 5) -> Llama:
     """A target of seven layers, in which every one matters."""
     model = Llama(replace(SMALL.config, num_hidden_layers=7, vocab_size=vocab))
@@ -119,6 +125,76 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return released(tmp_path_factory.mktemp("eagle3") / "head")
 
 
+def speculators(folder: Path, added: dict[str, Any] | None = None, layers: int = 1, **config: Any) -> Path:
+    """A folder as the speculators library writes it, such as Red Hat's."""
+    released(folder, added)
+    weights = load_file(folder / "model.safetensors")
+    save_file(
+        {name.replace("midlayer", "layers.0"): value for name, value in weights.items()}, folder / "model.safetensors"
+    )
+    layer = {name: value for name, value in CONFIG.items() if name not in MADE_FLAT} | {"num_hidden_layers": layers}
+    stated = {"architectures": ["Eagle3DraftModel"], "draft_vocab_size": 30, "speculators_model_type": "eagle3"}
+    write_json(folder / "config.json", stated | {"transformer_layer_config": layer} | config)
+    return folder
+
+
+def second_layer() -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(4)
+    shapes = {
+        name.replace("midlayer", "layers.1"): (shape[0], 16) if "self_attn" in name and "o_proj" not in name else shape
+        for name, shape in SHAPES.items()
+        if name.startswith("midlayer") and "hidden_norm" not in name
+    }
+    return {name: torch.randn(shape, generator=generator) * 0.4 + (len(shape) == 1) for name, shape in shapes.items()}
+
+
+def some(*shapes: tuple[int, ...]) -> list[Tensor]:
+    """Norms that matter, and other weights."""
+    generator = torch.Generator().manual_seed(9)
+    return [torch.randn(shape, generator=generator) * 0.4 + (len(shape) == 1) for shape in shapes]
+
+
+ALL_NORMS = {"input_norm.weight": some((48,))[0]} | {f"fc_norm.{i}.weight": w for i, w in enumerate(some(*[(16,)] * 3))}
+NORMS_OF_HEADS = dict(zip([f"midlayer.self_attn.{n}_norm.weight" for n in "qk"], some((6,), (6,)), strict=True))
+FORMS: dict[str, tuple[Form, Any]] = {
+    "plain": (PLAIN, released),
+    "speculators": (
+        Form((0, 3, 7), norm_before_residual=True),
+        functools.partial(speculators, eagle_aux_hidden_state_layer_ids=[0, 3, 7]),
+    ),
+    "speculators_eagle_3_1": (
+        Form(None, True, True, True, True),
+        functools.partial(speculators, added=ALL_NORMS, norm_before_fc=True, fc_norm=True, norm_output=True),
+    ),
+    "specforge": (
+        Form((2, 4, 6), norm_output=True),
+        functools.partial(
+            released,
+            norm_output=True,
+            eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 3, 5], "use_aux_hidden_state": True},
+        ),
+    ),
+    "four_states_before_layers": (
+        Form((2, 3, 4, 5), fc_norm=True),
+        functools.partial(
+            released,
+            changed={f"fc_norm.{i}.weight": weight for i, weight in enumerate(some(*[(16,)] * 4))}
+            | {"fc.weight": some((16, 64))[0]},
+            eagle_config={"eagle_aux_hidden_state_layer_ids": [2, 3, 4, 5], "fc_norm": True},
+        ),
+    ),
+    "norms_of_heads": (PLAIN, functools.partial(released, changed=NORMS_OF_HEADS)),
+    "two_layers": (PLAIN, functools.partial(speculators, added=second_layer(), layers=2, norm_before_residual=False)),
+}
+
+
+@pytest.fixture(params=FORMS)
+def formed(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Form, Path]:
+    """Each form, and a folder of it."""
+    form, make = FORMS[request.param]
+    return form, make(tmp_path / "head")
+
+
 def on_target(folder: Path, depth: int = 3, target: Llama = TARGET) -> Eagle3:
     head = load_model(folder)
     assert isinstance(head, Eagle3Head)
@@ -152,46 +228,101 @@ def their_target() -> Any:
         return AutoModelForCausalLM.from_pretrained(Path(folder) / "target", dtype=torch.float32)
 
 
+def streams_of(tokens: list[int]) -> list[Tensor]:
+    """The residual stream before each layer of the target, and after the last one, as transformers computes them."""
+    found: list[Tensor] = []
+    model = their_target()
+    hooks = [each.register_forward_hook(lambda *seen: found.append(seen[2])) for each in model.model.layers]
+    embedded = model(torch.tensor([tokens]), output_hidden_states=True).hidden_states[0]
+    for hook in hooks:
+        hook.remove()
+    return [embedded[0], *(each[0] for each in found)]
+
+
 @torch.no_grad()
-def by_definition(weights: dict[str, Tensor], text: list[int], depth: int) -> Tensor:
+def by_definition(weights: dict[str, Tensor], text: list[int], depth: int, form: Form = PLAIN) -> Tensor:
     """Logits of what follows ``text``, whose last ``depth`` tokens the target has not read, over the whole vocabulary."""
-    known = torch.tensor([text[: len(text) - depth]])
-    streams = their_target()(known, output_hidden_states=True).hidden_states
-    fused = torch.cat([streams[layer][0] for layer in (2, 3, 4)], -1) @ weights["fc.weight"].T
-    states = list(fused)
+    weights = {name.replace("midlayer.", "layers.0."): value for name, value in weights.items()}
+    streams = streams_of(text[: len(text) - depth])
+    taken = [streams[layer] for layer in form.layers or (2, 3, 4)]
+    if form.norm_before_fc:
+        whole = norm(torch.cat(taken, -1), weights["input_norm.weight"])
+        taken = [*whole.chunk(len(taken), -1)]
+    if form.fc_norm:
+        taken = [norm(each, weights[f"fc_norm.{i}.weight"]) for i, each in enumerate(taken)]
+    states = list(torch.cat(taken, -1) @ weights["fc.weight"].T)
     tokens = text[1:]
-    part = {name.removeprefix("midlayer."): value for name, value in weights.items()}
+    number_of_layers = 1 + max(int(name.split(".")[1]) for name in weights if name.startswith("layers."))
     for number in range(len(tokens)):  # the head's own states follow those of the target, one after the other
-        embeds = TARGET.embed[torch.tensor(tokens[: number + 1])]
-        before = torch.stack(states[: number + 1])
-        read = torch.cat([norm(embeds, part["input_layernorm.weight"]), norm(before, part["hidden_norm.weight"])], -1)
-        query, key, value = ((read @ part[f"self_attn.{name}_proj.weight"].T).view(number + 1, -1, 6) for name in "qkv")
-        query, key = turned(query, 6), turned(key, 6).repeat_interleave(2, 1)
-        scores = torch.einsum("qhd,khd->hqk", query, key) / math.sqrt(6)
-        scores = scores.masked_fill(torch.ones(number + 1, number + 1).triu(1).bool(), -torch.inf)
-        mixed = torch.einsum("hqk,khd->qhd", scores.softmax(-1), value.repeat_interleave(2, 1)).flatten(1)
-        hidden = before + mixed @ part["self_attn.o_proj.weight"].T
-        inner = norm(hidden, part["post_attention_layernorm.weight"])
-        gate = torch.nn.functional.silu(inner @ part["mlp.gate_proj.weight"].T)
-        out = hidden + (gate * (inner @ part["mlp.up_proj.weight"].T)) @ part["mlp.down_proj.weight"].T
+        hidden = torch.stack(states[: number + 1])
+        for layer in range(number_of_layers):
+            prefix = f"layers.{layer}."
+            part = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
+            if layer:
+                read = norm(hidden, part["input_layernorm.weight"])
+            else:
+                embeds, state = (
+                    TARGET.embed[torch.tensor(tokens[: number + 1])],
+                    norm(hidden, part["hidden_norm.weight"]),
+                )
+                read = torch.cat([norm(embeds, part["input_layernorm.weight"]), state], -1)
+                hidden = state if form.norm_before_residual else hidden
+            query, key, value = (
+                (read @ part[f"self_attn.{name}_proj.weight"].T).view(number + 1, -1, 6) for name in "qkv"
+            )
+            if "self_attn.q_norm.weight" in part:
+                query, key = (norm(x, part[f"self_attn.{n}_norm.weight"]) for n, x in (("q", query), ("k", key)))
+            query, key = turned(query, 6), turned(key, 6).repeat_interleave(2, 1)
+            scores = torch.einsum("qhd,khd->hqk", query, key) / math.sqrt(6)
+            scores = scores.masked_fill(torch.ones(number + 1, number + 1).triu(1).bool(), -torch.inf)
+            mixed = torch.einsum("hqk,khd->qhd", scores.softmax(-1), value.repeat_interleave(2, 1)).flatten(1)
+            hidden = hidden + mixed @ part["self_attn.o_proj.weight"].T
+            inner = norm(hidden, part["post_attention_layernorm.weight"])
+            gate = torch.nn.functional.silu(inner @ part["mlp.gate_proj.weight"].T)
+            hidden = hidden + (gate * (inner @ part["mlp.up_proj.weight"].T)) @ part["mlp.down_proj.weight"].T
+        normed = norm(hidden[-1], weights["norm.weight"])
         if number + 1 == len(states):
-            states.append(out[-1])
+            states.append(normed if form.norm_output else hidden[-1])
     logits = torch.full((40,), -torch.inf)
-    logits[torch.arange(30) + weights["d2t"]] = norm(out[-1], weights["norm.weight"]) @ weights["lm_head.weight"].T
+    logits[torch.arange(30) + weights["d2t"]] = normed @ weights["lm_head.weight"].T
     return logits
 
 
-def test_each_prediction_is_that_of_the_definition(folder: Path) -> None:
+def test_each_prediction_is_that_of_the_definition(formed: tuple[Form, Path]) -> None:
     """The d-th prediction of a token has d - 1 places after the last state of the target."""
-    model, text = on_target(folder), [1, 4, 7, 5, 9, 6, 8, 3]
-    weights = load_file(folder / "model.safetensors")
+    form, head = formed
+    model, text = on_target(head), [1, 4, 7, 5, 9, 6, 8, 3]
+    assert model.layers == (form.layers or (2, 3, 4))
+    weights = load_file(head / "model.safetensors")
     with torch.no_grad():
         found = model.answer_logits([text[:4], text[:5]], [text[4:], text[5:]])
     assert found.shape == (3, 7, 40)
     for depth, (row, place) in itertools.product(range(1, 4), enumerate([4, 5, 6, 7, 5, 6, 7])):
-        wanted = by_definition(weights, text[:place], depth)
+        wanted = by_definition(weights, text[:place], depth, form)
         assert wanted.isfinite().sum() == 30
         torch.testing.assert_close(found[depth - 1, row], wanted, atol=1e-4, rtol=1e-4)
+
+
+def test_every_form_is_decoded_and_learnt_as_it_is_replayed(formed: tuple[Form, Path], tmp_path: Path) -> None:
+    form, head = formed
+    model, prompts = on_target(head), [*PROMPTS, *([1, 5 + i % 7, 9 + i % 11, 3 + i % 5] for i in range(10))]
+    train(Scene(model, records()), range(len(PROMPTS)), 120, LEARNS)
+    options = {"max_new_tokens": 20, "eos_ids": [EOS]}
+    found = speculate(TARGET, model, prompts, draft_len=3, batch=3, **options).traces
+    assert [trace.answer_ids for trace in found] == generate(TARGET, prompts, **options)
+    walked = replay(model, records(prompts=prompts), 3)
+    assert walked.accepted.tolist() == [sum(trace.accepted) for trace in found]
+    assert walked.accepted.sum() > 0
+    model.save(tmp_path / "again")
+    again = on_target(tmp_path / "again")
+    assert (again.form, again.layers) == (form, model.layers)
+    if form.layers:  # where vLLM looks for them
+        assert read_object(tmp_path / "again/config.json")["eagle_aux_hidden_state_layer_ids"] == [*form.layers]
+    assert load_file(tmp_path / "again/model.safetensors").keys() == load_file(head / "model.safetensors").keys()
+    with torch.no_grad():
+        torch.testing.assert_close(
+            again.answer_logits([[1, 2, 3]], [[4, 5, 6]]), model.answer_logits([[1, 2, 3]], [[4, 5, 6]])
+        )
 
 
 def learnt(folder: Path) -> Eagle3:
@@ -295,10 +426,24 @@ def test_what_it_cannot_do_is_refused(folder: Path, tmp_path: Path) -> None:
         on_target(folder).answer_logits([[1]], [[2]])
     with pytest.raises(UserError, match="a prompt of one token"):
         speculate(TARGET, on_target(folder), [[1, 2], [1]], **options)
-    odd = {"attention_bias": True, "num_hidden_layers": 2, "norm_before_residual": True, "eagle_config": {"x": 1}}
-    for number, (name, value) in enumerate(odd.items()):
+    odd = {
+        "attention_bias": {"attention_bias": True},
+        "layer_types": {"layer_types": ["sliding_attention"]},
+        "use_aux_hidden_state": {"eagle_config": {"use_aux_hidden_state": False}},
+        "speculators_model_type 'peagle'": {"speculators_model_type": "peagle"},
+    }
+    for number, (name, config) in enumerate(odd.items()):
         with pytest.raises(UserError, match=f"with this {name} cannot be read"):
-            load_model(released(tmp_path / str(number), **{name: value}))
+            load_model(released(tmp_path / str(number), **config))
+    for number, ids in enumerate(([3, 2, 4], ["2"], [-1], 2)):
+        with pytest.raises(
+            UserError, match=r"config.json: eagle_aux_hidden_state_layer_ids: .* not layers in ascending"
+        ):
+            load_model(released(tmp_path / f"ids{number}", eagle_aux_hidden_state_layer_ids=ids))
+    with pytest.raises(UserError, match="it reads the states before layer 8 of a target of 7 layers"):
+        on_target(released(tmp_path / "late", eagle_aux_hidden_state_layer_ids=[2, 4, 8]))
+    with pytest.raises(UserError, match=r"no weight 'fc_norm.0.weight'"):
+        load_model(released(tmp_path / "norms", fc_norm=True))
     with pytest.raises(UserError, match=r"no weight 'fc.weight'"):
         load_model(released(tmp_path / "part", {"fc.weight": None}))
     with pytest.raises(UserError, match=r"do not fit config.json: .*norm"):
@@ -419,5 +564,6 @@ def test_states_are_those_that_engines_take() -> None:
 def test_a_head_is_known_by_its_config(folder: Path, tmp_path: Path) -> None:
     assert is_head(read_config(folder))
     assert is_head({"architectures": ["LlamaForCausalLMEagle3"]})
+    assert is_head({"architectures": ["DFlashDraftModel"], "speculators_model_type": "dflash"})
     TARGET.save(tmp_path / "target")
     assert not is_head(read_config(tmp_path / "target"))

@@ -344,6 +344,21 @@ def test_a_head_of_eagle_3_is_served_as_one(tmp_path: Path) -> None:
             emit.emit(("transformers",), draft_len=3, target="T", draft=draft, out=tmp_path / "other", **more)
 
 
+def test_layers_that_vllm_does_not_find_are_named(tmp_path: Path) -> None:
+    """A head of SpecForge names the layers that it reads in an object of its own."""
+    ids = {"eagle_aux_hidden_state_layer_ids": [1, 15, 28]}
+    for config, is_noted in (({"eagle_config": ids}, True), ({"eagle_config": ids, **ids}, False), ({}, False)):
+        (tmp_path / "head").mkdir(exist_ok=True)
+        known = {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 32000}
+        (tmp_path / "head/config.json").write_text(json.dumps(known | config))
+        emit.emit(("vllm",), draft_len=3, target="T", draft=str(tmp_path / "head"), out=tmp_path / "out")
+        noted = (
+            "vLLM reads eagle_aux_hidden_state_layer_ids only at the top level"
+            in (tmp_path / "out/README.md").read_text()
+        )
+        assert noted == is_noted
+
+
 def test_a_simulation_without_answer_or_gain_gives_no_settings(tmp_path: Path) -> None:
     best = [{"batch": 1, "context": 512, "best_draft_len": 0}]
     for known, says in ((False, "no answer"), (True, "no batch gains")):

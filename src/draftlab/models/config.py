@@ -34,6 +34,8 @@ HEADS = "heads.safetensors"
 """The weights of a draft on its target's states, which only a run that has the target can open."""
 HEAD_ALONE = "it is a head of EAGLE-3, which reads its target's states"
 ONLY_DISTIL = "run only experiments that distil it: docs/own.md, a released head of EAGLE-3"
+LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+"""The key for the layers of the target whose states a head of EAGLE-3 reads."""
 LLAMA_3_ROPE = tuple(field.name for field in dataclasses.fields(RopeScaling))
 """What ``rope_scaling`` must say of a Llama 3."""
 TOOL_TEMPLATE = "additional_chat_templates/tool_use.jinja"
@@ -179,13 +181,19 @@ def read_config(folder: Path | str) -> dict[str, Any]:
     if not file.is_file() and (Path(folder) / HEADS).is_file():
         what = "this draft reads its target's states, and can be opened only where it was distilled"
         raise UserError(what, file=folder, remedy="for other experiments, distil a draft with reads_target: false")
-    raw = read_object(file)
+    raw = _flat(read_object(file))
     kind = raw.get("model_type")
     if kind is None and raw.get("architectures") == ["LlamaForCausalLM"]:  # written by an old version
         kind = "llama"
         raw = raw | {"model_type": kind}
     fields = _validate(KINDS.get(kind, Fields) if isinstance(kind, str) else Fields, raw, file).model_dump()
     return raw | {name: value for name, value in fields.items() if value is not None and raw.get(name) is None}
+
+
+def _flat(raw: dict[str, Any]) -> dict[str, Any]:
+    """A config.json whose fields of a decoder are in an object of their own, as the speculators library writes it, with these at the top level."""
+    layer = raw.get("transformer_layer_config")
+    return raw | layer | {"architectures": raw.get("architectures")} if isinstance(layer, dict) else raw
 
 
 def another_head(folder: Path) -> UserError:
@@ -200,13 +208,22 @@ def rope_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def is_head(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json is that of a head of EAGLE-3."""
-    return "draft_vocab_size" in config or any("Eagle3" in name for name in config.get("architectures") or ())
+    """Whether a config.json is that of a head of EAGLE-3, or of another draft that reads its target's states."""
+    stated = any(name in config for name in ("draft_vocab_size", "speculators_model_type"))
+    return stated or any("Eagle3" in name for name in config.get("architectures") or ())
 
 
 def is_head_folder(model: Path | str) -> bool:
     """Whether a model is the folder of a head of EAGLE-3; False for one on the hub, which is not known yet."""
     return (Path(model) / "config.json").is_file() and is_head(read_config(model))
+
+
+def hides_layers(model: Path | str) -> bool:
+    """Whether a folder's head of EAGLE-3 names the layers that it reads only in ``eagle_config``, as SpecForge does, where vLLM does not look."""
+    if not is_head_folder(model):
+        return False
+    config = read_config(model)
+    return not config.get(LAYER_IDS) and bool((config.get("eagle_config") or {}).get(LAYER_IDS))
 
 
 def rope_theta_of(config: Mapping[str, Any]) -> float:
@@ -232,6 +249,7 @@ def unsupported_settings(config: Mapping[str, Any]) -> list[str]:
         "use_sliding_window": config.get("use_sliding_window", False),
         "sliding_window": kind == "mistral" and config.get("sliding_window"),
         "is_causal": not config.get("is_causal", True),
+        "layer_types": not set(config.get("layer_types") or ()) <= {"full_attention"},
         "rope type": rope.get("rope_type", rope.get("type", "default")) not in ropes,
     }
     return [name for name, is_set in unsupported.items() if is_set]

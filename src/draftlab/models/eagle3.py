@@ -1,4 +1,4 @@
-"""EAGLE-3's heads in the layout in which they are released (Li et al. 2025, arXiv 2503.01840), such as those for Llama 3.1 and Qwen3.
+"""EAGLE-3's heads as they are released (Li et al. 2025, arXiv 2503.01840), such as those for Llama 3.1 and Qwen3.
 
 A head is one layer on three states of the target: the residual stream before an early, a middle and a late layer. For the token x_t it reads
 
@@ -8,14 +8,15 @@ For later tokens of a block, which the target has not read, u is g_(t-1) itself.
 a text has no state before it, so the head does not read it. As in ``models.eagle``, the distribution of a token depends on where the
 block began.
 
+Some heads differ from this definition as ``eagle3_files.Form`` says: other states, norms before F, norm(u) for u in the sum, norm(g_(t-1)) for
+g_(t-1), or more layers.
+
 A head is no language model alone: ``load`` gives an ``Eagle3Head``, and ``Eagle3`` is the draft on a target. ``save`` writes the same layout, which vLLM
 (``"method": "eagle3"``) and SGLang (``EAGLE3``) serve.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -31,38 +32,46 @@ from draftlab.files.json_files import read_object
 from draftlab.files.seals import seal
 from draftlab.models import LanguageModel, TokenIds
 from draftlab.models.batching import pad_requests
-from draftlab.models.config import HEAD_ALONE, ONLY_DISTIL, read_config, unsupported_settings
-from draftlab.models.llama import Llama, LlamaConfig, llama_config
+from draftlab.models.config import HEAD_ALONE, LAYER_IDS, ONLY_DISTIL, read_config
+from draftlab.models.eagle3_files import Form, from_released, read_form, to_released
+from draftlab.models.llama import Llama, llama_config
 from draftlab.models.llama_decoder import LlamaCache, LlamaDecoder
-from draftlab.models.llama_files import from_hub, to_hub
+from draftlab.models.llama_files import from_hub
 from draftlab.models.on_target import OnTarget
 from draftlab.models.places import ByPlace, checked_depth, logits_by_place
 from draftlab.models.products import linear
-from draftlab.models.trimmed import EMBED, HEAD_TOKENS
 from draftlab.models.weights import read_weights, write_model
 
-FEWEST_LAYERS = 7
-"""Of a smaller target, early, middle and late would not be three layers in this order."""
 
+class Fusion(nn.Module):
+    """Mixes the states that a head reads into one, F [a; b; c]. Before it may stand norms, of all states together and of each.
 
-def states_read(layers: int) -> tuple[int, int, int]:
-    """Before which of a target's layers the states are taken, counted from 0.
-
-    >>> states_read(32)
-    (2, 16, 29)
+    The names of its weights are those in released files.
     """
-    if layers < FEWEST_LAYERS:
-        what = f"a target of {layers} layers is too small for EAGLE-3"
-        raise UserError(what, remedy=f"use a target of {FEWEST_LAYERS} layers or more")
-    return 2, layers // 2, layers - 3
+
+    def __init__(self, form: Form, states: int, width: int, eps: float) -> None:
+        super().__init__()
+        self.fc = nn.Linear(states, width, bias=False)
+        self.input_norm = nn.RMSNorm(states, eps) if form.norm_before_fc else None
+        each = [nn.RMSNorm(states // form.states, eps) for _ in range(form.states)]
+        self.fc_norm = nn.ModuleList(each) if form.fc_norm else None
+
+    def forward(self, states: Float[Tensor, "batch len states"]) -> Float[Tensor, "batch len width"]:
+        states = states.float()
+        if self.input_norm is not None:
+            states = self.input_norm(states)
+        if self.fc_norm is not None:
+            parts = states.chunk(len(self.fc_norm), -1)
+            states = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], -1)
+        return linear(states, self.fc.weight)
 
 
 class Eagle3Head(nn.Module):
     """The weights of a head, and its config.json. What a language model can do alone is a ``UserError``."""
 
-    def __init__(self, draft: Llama, fuse: Float[Tensor, "width states"], config: dict[str, Any], folder: Path) -> None:
+    def __init__(self, draft: Llama, fusion: Fusion, form: Form, config: dict[str, Any], folder: Path) -> None:
         super().__init__()
-        self.draft, self.fuse, self.config, self.folder = draft, nn.Parameter(fuse), config, folder
+        self.draft, self.fusion, self.form, self.config, self.folder = draft, fusion, form, config, folder
 
     @property
     def vocab_size(self) -> int:
@@ -74,7 +83,7 @@ class Eagle3Head(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        return self.fuse.device
+        return self.draft.device
 
     def answer_logits(self, prompts: TokenIds, answers: TokenIds, where: Tensor | None = None) -> NoReturn:
         raise self._alone()
@@ -98,20 +107,16 @@ class Eagle3(ByPlace, OnTarget):
 
     def __init__(self, head: Eagle3Head, target: LanguageModel, depth: int) -> None:
         super().__init__(target)
-        self.depth, self.config = checked_depth(depth), head.config
-        self.layers = states_read(len(self.target.layers))
-        self.draft, self.fuse = head.draft, head.fuse
-        states, (tokens, width) = self.fuse.shape[1], self.draft.embed.shape
-        if (states, tokens) != (3 * self.target.config.hidden_size, self.target.vocab_size):
-            mine, wanted = (
-                f"{states // 3} channels and {tokens} tokens",
-                f"{self.target.config.hidden_size} and {self.target.vocab_size}",
+        self.depth, self.config, self.form = checked_depth(depth), head.config, head.form
+        self.layers = head.form.layers_of(len(self.target.layers))
+        self.draft, self.fusion = head.draft, head.fusion
+        channels, (tokens, width) = self.fusion.fc.in_features // head.form.states, self.draft.embed.shape
+        wanted = self.target.config.hidden_size, self.target.vocab_size
+        if (channels, tokens) != wanted:
+            what = (
+                f"it was made for a target of {channels} channels and {tokens} tokens, not {wanted[0]} and {wanted[1]}"
             )
-            raise UserError(
-                f"it was made for a target of {mine}, not {wanted}",
-                file=head.folder,
-                remedy="use the head of this target",
-            )
+            raise UserError(what, file=head.folder, remedy="use the head of this target")
         # Positions are rotated by the same rule beyond the context in the head's file, which engines do not obey either.
         self.draft.config = replace(self.draft.config, max_position_embeddings=self.target.context_length)
         self.stores_embedding = not self.draft.embed.is_meta
@@ -129,8 +134,13 @@ class Eagle3(ByPlace, OnTarget):
     def inputs(
         self, tokens: Int[Tensor, "batch len"], states: Float[Tensor, "batch len states"], *, own: bool
     ) -> Float[Tensor, "batch len twice"]:
-        """What the layer reads: the tokens' embeddings, and beside each the state before it, the head's ``own`` or the target's three."""
-        before = states if own else linear(states.float(), self.fuse)
+        """What the layer reads: the tokens' embeddings, and beside each the state before it, the head's ``own`` or the target's."""
+        if not own:
+            before = self.fusion(states)
+        elif self.form.norm_output:
+            before = F.rms_norm(states, self.draft.norm.shape, self.draft.norm, self.draft.config.rms_norm_eps)
+        else:
+            before = states
         return torch.cat([F.embedding(tokens, self.draft.embed).to(before.dtype), before], -1)
 
     def head_logits(
@@ -156,13 +166,14 @@ class Eagle3(ByPlace, OnTarget):
         return self.draft.decoder()
 
     def of_target(self, cache: LlamaCache, states: Float[Tensor, "rows width"]) -> Float[Tensor, "rows states"]:
-        """What it reads of the target: the three states at the tokens that the ``cache`` read last."""
+        """What it reads of the target: the states at the tokens that the ``cache`` read last."""
         return torch.cat(cache.taken, -1)
 
     def save(self, folder: Path | str) -> None:
-        """Write the head with the config.json that it came with."""
+        """Write the head with the config.json that it came with; layers that this names in ``eagle_config`` are named for vLLM too."""
+        layers = {LAYER_IDS: list(self.layers)} if (self.config.get("eagle_config") or {}).get(LAYER_IDS) else {}
         with atomic_dir(folder) as temporary:
-            write_model(temporary, self.config, _to_hub(self))
+            write_model(temporary, self.config | layers, to_released(self))
             seal(temporary)
 
 
@@ -174,58 +185,27 @@ def check_prompts(prompts: TokenIds) -> None:
 
 
 def load(folder: Path | str, dtype: torch.dtype = torch.float32, device: torch.device | None = None) -> Eagle3Head:
-    """Read a head; a ``UserError`` names what is missing, or by what it departs from the plain form."""
+    """Read a head; a ``UserError`` names what is missing, or by what it departs from every known form."""
     folder = Path(folder)
-    raw, fields = read_object(folder / "config.json"), read_config(folder)
-    odd = [*unsupported_settings({**fields, "model_type": "llama"})]
-    odd += [name for name in ("norm_before_residual", "eagle_config") if fields.get(name)]
-    odd += ["num_hidden_layers"] if fields["num_hidden_layers"] != 1 else []
-    if odd:
-        what = f"a head of EAGLE-3 with this {odd[0]} cannot be read"
-        raise UserError(what, file=folder, remedy="use a head in the layout of EAGLE's repository or of SpecForge")
+    fields, remedy = read_config(folder), "fetch the head again"
+    form = read_form(fields, folder)
     tensors = read_weights(folder, device or torch.device("cpu"))
-    plain = {**fields, "model_type": "llama", "head_tokens": len(tensors.get("d2t", ())), "tie_word_embeddings": False}
-    config = replace(llama_config(plain), on_states=True)
+    is_normed = any(name.endswith("self_attn.q_norm.weight") for name in tensors)
+    plain = {**fields, "model_type": "qwen3" if is_normed else "llama", "head_tokens": len(tensors.get("d2t", ()))}
+    config = llama_config(plain | {"tie_word_embeddings": False})
+    config = replace(config, on_states=True, norm_before_residual=form.norm_before_residual)
     draft = Llama(config, torch.device("meta"))
     try:
-        fuse = tensors.pop("fc.weight").to(dtype)
-        state = from_hub(config, _as_llamas(tensors, config))
+        with torch.device("meta"):
+            fusion = Fusion(form, tensors["fc.weight"].shape[-1], config.hidden_size, config.rms_norm_eps)
+        fusion.load_state_dict({name: tensors.pop(name).to(dtype) for name in fusion.state_dict()}, assign=True)
+        state = from_hub(config, from_released(tensors, config))
         draft.load_state_dict(
             {name: each if name == "kept" else each.to(dtype) for name, each in state.items()}, assign=True
         )
     except KeyError as error:
-        raise UserError(f"no weight {error}", file=folder, remedy="fetch the head again") from None
+        raise UserError(f"no weight {error}", file=folder, remedy=remedy) from None
     except RuntimeError as error:
         what = f"weights that do not fit config.json: {str(error).splitlines()[-1].strip()}"
-        raise UserError(what, file=folder, remedy="fetch the head again") from None
-    return Eagle3Head(draft, fuse, raw, folder)
-
-
-def _as_llamas(tensors: Mapping[str, Tensor], config: LlamaConfig) -> dict[str, Tensor]:
-    """The weights of a head under the names of a Llama's; without an embedding of its own, an empty one."""
-    names = {"norm.weight": "model.norm.weight", "embed_tokens.weight": EMBED}
-    found = {names.get(name, _renamed(name)): value for name, value in tensors.items()}
-    found.setdefault(EMBED, torch.empty(config.vocab_size, config.hidden_size, device="meta"))
-    if config.head_tokens:  # token i of the head is token i + d2t[i] of the target
-        found[HEAD_TOKENS] = found.pop("d2t") + torch.arange(config.head_tokens, device=found["lm_head.weight"].device)
-    return found
-
-
-def _renamed(name: str) -> str:
-    """vLLM calls the layer layers.0."""
-    return re.sub(r"^(midlayer|layers\.0)\.", "model.layers.0.", name)
-
-
-def _to_hub(model: Eagle3) -> dict[str, Tensor]:
-    """The weights under their released names."""
-    tensors = to_hub(model.draft)
-    embed, kept = tensors.pop(EMBED), tensors.pop(HEAD_TOKENS, None)
-    found = {name.removeprefix("model.").replace("layers.0.", "midlayer."): value for name, value in tensors.items()}
-    found |= {"fc.weight": model.fuse}
-    if model.stores_embedding:
-        found["embed_tokens.weight"] = embed
-    if kept is not None:
-        among = torch.zeros(model.vocab_size, dtype=torch.bool, device=kept.device)
-        among[kept] = True
-        found |= {"d2t": kept - torch.arange(len(kept), device=kept.device), "t2d": among}
-    return found
+        raise UserError(what, file=folder, remedy=remedy) from None
+    return Eagle3Head(draft, fusion, form, read_object(folder / "config.json"), folder)

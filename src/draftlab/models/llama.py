@@ -64,6 +64,7 @@ class LlamaConfig:
     qk_norm: bool = False  # as Qwen3 has
     pard_token: int | None = None  # what a parallel draft reads for a token that is not known yet
     on_states: bool = False  # the first layer reads a state beside each embedding, as EAGLE-3's does
+    norm_before_residual: bool = False  # such a layer adds to the normed state
 
     def __post_init__(self) -> None:
         if not self.head_dim:
@@ -84,6 +85,7 @@ class Layer(nn.Module):
         heads, kv = config.num_attention_heads, config.num_key_value_heads
         self.input_norm = nn.Parameter(torch.ones(width))
         self.state_norm = nn.Parameter(torch.ones(width)) if on_states else None
+        self.norm_before_residual = config.norm_before_residual
         self.qkv = nn.Parameter(torch.empty((heads + 2 * kv) * dim, 2 * width if on_states else width))
         self.qkv_bias = nn.Parameter(torch.zeros((heads + 2 * kv) * dim)) if config.qkv_bias else None
         self.query_norm = nn.Parameter(torch.ones(dim)) if config.qk_norm else None
@@ -100,8 +102,9 @@ class Layer(nn.Module):
         if self.state_norm is None:
             return F.rms_norm(hidden, self.input_norm.shape, self.input_norm, eps), hidden
         token, state = hidden.chunk(2, -1)
-        normed = (F.rms_norm(x, w.shape, w, eps) for x, w in ((token, self.input_norm), (state, self.state_norm)))
-        return torch.cat([*normed], -1), state
+        normed = F.rms_norm(state, self.state_norm.shape, self.state_norm, eps)
+        token = F.rms_norm(token, self.input_norm.shape, self.input_norm, eps)
+        return torch.cat([token, normed], -1), normed if self.norm_before_residual else state
 
     @property
     def norm_of_heads(self) -> Float[Tensor, "heads dim"] | None:

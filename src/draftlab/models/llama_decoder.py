@@ -96,7 +96,7 @@ class LlamaCache:
     are slices and there is one mask; otherwise writes are scattered and each row has its own mask. At these sizes an operation costs more
     than its arithmetic, so ``read`` uses few operations, in place: it takes 0.7 of the time of the plain form.
 
-    ``read`` leaves in ``taken`` the residual stream before each of the layers ``takes``.
+    ``read`` leaves in ``taken`` the residual stream before each of the layers ``takes``; the number of layers stands for that after the last one.
 
     On a CPU attention is in float32, whatever the weights: torch's kernel for one query is slow in bfloat16, and scores rounded to
     bfloat16 are less exact.
@@ -156,7 +156,9 @@ class LlamaCache:
                 normed = norm(hidden, input_norm)
             else:
                 token, hidden = hidden.chunk(2, -1)
-                normed = torch.cat([norm(token, input_norm), norm(hidden, state_norm)], -1)
+                state = norm(hidden, state_norm)
+                normed = torch.cat([norm(token, input_norm), state], -1)
+                hidden = state if config.norm_before_residual else hidden
             mixed = qkv(normed).to(self.store.dtype).view(batch, new, -1, dim)
             turning = mixed[:, :, : heads + kv]
             if of_heads is not None:
@@ -174,6 +176,7 @@ class LlamaCache:
             hidden = output.added_to(hidden, attended.transpose(1, 2).reshape(batch * new, -1).to(hidden.dtype))
             gate, up = gate_up(norm(hidden, mlp_norm)).chunk(2, -1)
             hidden = down.added_to(hidden, F.silu(gate).mul_(up))
+        taken += [hidden] * self.takes.count(config.num_hidden_layers)
         self.lengths, self.taken = [length + new for length in self.lengths], taken
         return hidden
 

@@ -16,6 +16,7 @@ import yaml
 from draftlab.errors import UserError
 from draftlab.files.weights import is_gguf
 from draftlab.models import suffixes
+from draftlab.models.config import LAYER_IDS, hides_layers
 from draftlab.models.ngrams import NGRAM
 from draftlab.serving.acceptance import LONGEST, AcceptanceCurves
 
@@ -117,8 +118,16 @@ def check_vllm_ranges(ranges: Sequence[Sequence[int]], most: int) -> dict[int, i
     return {first: min(length, most) for first, _, length in ranges}
 
 
+HIDDEN_LAYERS = (
+    f"vLLM reads {LAYER_IDS} only at the top level of the draft's config.json, where this head has none: "
+    "it takes the states before layers 2, n/2 and n - 3 of the target's n layers"
+)
+"""A note for a head of EAGLE-3 whose config.json names its layers elsewhere."""
+
+
 def _vllm_file(file: str, pair: Deployment, options: Mapping[str, Any], prefix: str = "", note: str = "") -> EngineFile:
     method = "eagle3" if pair.eagle3 else "draft_model"
+    note = "; ".join(filter(None, (note, HIDDEN_LAYERS if hides_layers(pair.draft) else "")))
     config = {"method": method, "model": pair.draft, "num_speculative_tokens": pair.draft_len, **options}
     command = prefix + shlex.join(["vllm", "serve", pair.target, "--speculative-config", json.dumps(config)])
     return EngineFile(file, "vllm @002e77c1 (table by batch @a6f6bb1d)", _json(config), command, note)

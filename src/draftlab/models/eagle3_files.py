@@ -1,0 +1,148 @@
+"""Files of heads of EAGLE-3, in the layouts in which they are released, and what their config.json says beside the sizes.
+
+EAGLE's repository and SpecForge write the fields of a Llama at the top level of config.json, and name the layer ``midlayer``. The speculators
+library writes them into ``transformer_layer_config`` (``read_config`` makes that flat), and names the layers as a Llama's. Red Hat's heads have
+its layout, NVIDIA's the first one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from draftlab.errors import UserError
+from draftlab.models.config import LAYER_IDS, unsupported_settings
+from draftlab.models.llama import LlamaConfig
+from draftlab.models.llama_files import to_hub
+from draftlab.models.trimmed import EMBED, HEAD_TOKENS
+
+if TYPE_CHECKING:
+    from draftlab.models.eagle3 import Eagle3
+
+FEWEST_LAYERS = 7
+"""Of a smaller target, early, middle and late would not be three layers in this order."""
+USUAL = {
+    "use_aux_hidden_state": True,
+    "use_input_layernorm_in_first_layer": True,
+    "use_last_layernorm": True,
+    "use_mtp_layernorm": False,
+    "parallel_draft_step": 1,
+}
+"""What NVIDIA's ``eagle_config`` says of a head that is as EAGLE-3 defines it."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """In what heads differ, beside their sizes; the names are those in config.json.
+
+    **Arguments:**
+    - `layers`: before which of the target's layers the states are taken, counted from 0, in ascending order. The number of layers stands for the
+      states after the last one, before its norm. None: an early, a middle and a late one (``states_read``)
+    - `norm_before_residual`: the layer adds to the normed state, not to the state itself
+    - `norm_before_fc`: one norm of all states together before they are mixed
+    - `fc_norm`: a norm of each state before they are mixed (EAGLE-3.1)
+    - `norm_output`: later tokens of a block read the normed state of the token before (EAGLE-3.1)
+    """
+
+    layers: tuple[int, ...] | None = None
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_output: bool = False
+
+    @property
+    def states(self) -> int:
+        """The number of states that a head reads."""
+        return 3 if self.layers is None else len(self.layers)
+
+    def layers_of(self, target_layers: int) -> tuple[int, ...]:
+        """``layers`` for a target of so many layers; a ``UserError`` if it lacks one of them."""
+        if self.layers is None:
+            return states_read(target_layers)
+        if self.layers[-1] > target_layers:
+            what = f"it reads the states before layer {self.layers[-1]} of a target of {target_layers} layers"
+            raise UserError(what, remedy="use the head of this target")
+        return self.layers
+
+
+def states_read(layers: int) -> tuple[int, int, int]:
+    """Before which of a target's layers the states are taken where config.json does not say it, as in vLLM and SGLang.
+
+    >>> states_read(32)
+    (2, 16, 29)
+    """
+    if layers < FEWEST_LAYERS:
+        what = f"a target of {layers} layers is too small for EAGLE-3"
+        raise UserError(what, remedy=f"use a target of {FEWEST_LAYERS} layers or more")
+    return 2, layers // 2, layers - 3
+
+
+def read_form(config: Mapping[str, Any], folder: Path) -> Form:
+    """What the flat ``config`` of a head says; a ``UserError`` names the first setting by which it departs from every known form."""
+    further = config.get("eagle_config") or {}
+    kind = config.get("speculators_model_type", "eagle3")
+    odd = [] if kind == "eagle3" else [f"speculators_model_type {kind!r}"]
+    odd += unsupported_settings({**config, "model_type": "llama"})
+    odd += [name for name, usual in USUAL.items() if further.get(name) not in (usual, None)]
+    if odd:
+        what = f"a head of EAGLE-3 with this {odd[0]} cannot be read"
+        raise UserError(what, file=folder, remedy="use a head of EAGLE's repository, of SpecForge or of speculators")
+    # What the speculators library leaves out is True, in vLLM too.
+    flags = {"norm_before_residual": "transformer_layer_config" in config} | dict(further) | dict(config)
+    names = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+    return Form(_layers(config, further, folder), **{name: bool(flags.get(name)) for name in names})
+
+
+def _layers(config: Mapping[str, Any], further: Mapping[str, Any], folder: Path) -> tuple[int, ...] | None:
+    """The layers that config.json names.
+
+    At the top level they are the layers before which states are taken, as vLLM reads them. In ``eagle_config`` a list that begins with 1 names the
+    layers after which they are taken, as SGLang reads it (sgl-project/sglang#25454).
+    """
+    stated, nested = config.get(LAYER_IDS), further.get(LAYER_IDS)
+    layers = stated or nested
+    if not layers:
+        return None
+    is_list = isinstance(layers, list) and all(type(layer) is int and layer >= 0 for layer in layers)
+    if not is_list or layers != sorted(layers):
+        what = f"{LAYER_IDS}: {layers!r} are not layers in ascending order"
+        raise UserError(what, file=folder / "config.json", remedy="fetch the head again")
+    is_after = not stated and layers[0] == 1
+    return tuple(layer + 1 if is_after else layer for layer in layers)
+
+
+def from_released(tensors: Mapping[str, Tensor], config: LlamaConfig) -> dict[str, Tensor]:
+    """The weights of a head's layers under the names of a Llama's; without an embedding of its own, an empty one."""
+    names = {"norm.weight": "model.norm.weight", "embed_tokens.weight": EMBED}
+    found = {names.get(name, _renamed(name)): value for name, value in tensors.items()}
+    found.setdefault(EMBED, torch.empty(config.vocab_size, config.hidden_size, device="meta"))
+    if config.head_tokens:  # token i of the head is token i + d2t[i] of the target
+        found[HEAD_TOKENS] = found.pop("d2t") + torch.arange(config.head_tokens, device=found["lm_head.weight"].device)
+    return found
+
+
+def _renamed(name: str) -> str:
+    return re.sub(r"^(?:midlayer|layers\.(\d+))\.", lambda found: f"model.layers.{found[1] or 0}.", name)
+
+
+def to_released(model: Eagle3) -> dict[str, Tensor]:
+    """The weights of a head under the names that they were released with."""
+    tensors = to_hub(model.draft)
+    embed, kept = tensors.pop(EMBED), tensors.pop(HEAD_TOKENS, None)
+    found = {name.removeprefix("model."): value for name, value in tensors.items()}
+    if "transformer_layer_config" not in model.config and len(model.draft.layers) == 1:
+        found = {name.replace("layers.0.", "midlayer."): value for name, value in found.items()}
+    found |= model.fusion.state_dict()
+    if model.stores_embedding:
+        found["embed_tokens.weight"] = embed
+    if kept is not None:
+        among = torch.zeros(model.vocab_size, dtype=torch.bool, device=kept.device)
+        among[kept] = True
+        found |= {"d2t": kept - torch.arange(len(kept), device=kept.device), "t2d": among}
+    return found
