@@ -1426,7 +1426,9 @@ def test_conversations_and_prompts_that_the_target_cannot_read_are_counted(
     for folder in (cell, answers, learnt, tmp_path / "data/prompts", tmp_path / "main/models/target"):
         folder.mkdir(parents=True)
     rows.to_csv(cell / "rows.csv", index=False)
-    write_json(cell / "run.json", {"runs": [FACTS | {"parameters": {"draft": 2_500_000, "target": 25_000_000}}]})
+    weights = {"draft": 2_500_000, "target": 25_000_000}
+    active = {"draft": 1_500_000, "target": 20_000_000}
+    write_json(cell / "run.json", {"runs": [FACTS | {"parameters": weights, "active_parameters": active}]})
     names = [f"{number}" for number in range(60)]
     asked, answer = ({"role": role, "content": "How many?"} for role in ("user", "assistant"))
     first = [{"role": "user", "content": f"{number}"} for number in range(30)] * 2
@@ -1484,7 +1486,7 @@ def test_conversations_and_prompts_that_the_target_cannot_read_are_counted(
     assert "2.5 million weights (5.0 MB at two bytes each), the target 25.0 million" in shown
     assert "16 bytes for each weight of the draft (40 MB)" in shown
     held_out = judged[0][judged[0]["split"] == "eval"].drop_duplicates("request_id").sort_values("request_id")
-    assert priced == [("rtx4090-llama-3.1-8b", 20 + 90 / 2, 0.1, False)], "halfway through the held-out answers"
+    assert priced == [("rtx4090-llama-3.1-8b", 20 + 90 / 2, 0.075, False)], "halfway through the held-out answers"
     logged = len(tokenizer.encode("x " * 500))
     assert held_out["answer_tokens"].tolist()[:4] == [logged, 96, logged, 96], "only answers that were cut"
     (lookup,) = (option for option in found.options if option.name == "lookup")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
@@ -13,6 +14,10 @@ from draftlab.files.digests import sha256
 from draftlab.files.json_files import read_object
 from draftlab.files.seals import sealed_digest, verify
 
+HEAD, EMBEDDING, EXPERT, FUSION = "lm_head.weight", "embed_tokens.weight", ".experts.", "fc.weight"
+"""The names of a head, the end of an embedding's, a part of an expert's, and that of the first product of a head of EAGLE-3."""
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""Under which names config.json has the number of experts in a layer."""
 POINTER = b"version https://git-lfs"
 """How a pointer of Git LFS begins."""
 
@@ -47,23 +52,45 @@ def parameter_count(folder: Path) -> int:
 
     A head that ``config.json`` calls the embedding counts once, even if the folder has a copy of it, as Qwen3's have. A T5's counts: it may differ.
     """
+    return sum(_sizes(folder).values())
+
+
+def active_parameter_count(folder: Path) -> int:
+    """The number of weights that one token reads: of the experts in a mixture, the share that a token uses, and no embedding that is not the head."""
+    config, sizes = _config(folder), _sizes(folder)
+    config = config.get("text_config") or config
+    used, experts = config.get("num_experts_per_tok"), next(filter(None, map(config.get, EXPERTS)), None)
+    share = used / experts if used and experts else 1.0
+    looked_up = EMBEDDING if HEAD in sizes else ()
+    read = (size * (share if EXPERT in name else 1) for name, size in sizes.items() if not name.endswith(looked_up))
+    return round(sum(read))
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    file = folder / "config.json"
+    return read_object(file) if file.is_file() else {}
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    """The number of weights of each tensor; those of a GGUF file are one."""
     if is_gguf(folder):
         from draftlab.files.gguf_header import read_header
 
-        return read_header(folder).parameters
-    file = folder / "config.json"
-    config = read_object(file) if file.is_file() else {}
-    copy = "lm_head.weight" if config.get("tie_word_embeddings") is True and config.get("model_type") != "t5" else None
-    total = 0
+        return {folder.name: read_header(folder).parameters}
+    sizes: dict[str, int] = {}
     for path in weight_files(folder):
         try:
             with safe_open(path, "pt") as weights:
-                names = [name for name in weights.keys() if name != copy]  # noqa: SIM118 (not a dict)
-                total += sum(math.prod(weights.get_slice(name).get_shape()) for name in names)
+                for name in weights.keys():  # noqa: SIM118 (not a dict)
+                    sizes[name] = math.prod(weights.get_slice(name).get_shape())
         except (SafetensorError, OSError) as error:
             check_no_pointer(path)
             raise UserError(f"damaged weights: {error}", file=path, remedy="fetch or make the model again") from None
-    return total
+    config = _config(folder)
+    is_tied = config.get("tie_word_embeddings") is True and config.get("model_type") != "t5"
+    if is_tied and FUSION not in sizes:  # a head of EAGLE-3 may say so too, but has none of its own
+        sizes.pop(HEAD, None)
+    return sizes
 
 
 def check_no_pointer(file: Path) -> None:

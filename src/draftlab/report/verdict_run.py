@@ -116,8 +116,8 @@ def judge_run(
     cut = [len(answer.answer_ids) for answer in answers["eval"] if not answer.finished]
     context = mean_context(rows[rows["split"] == "eval"])
     if settings.hardware:
-        weights = facts["parameters"]
-        ratio, of_head = weights["draft"] / weights["target"], is_head_folder(results / "main/models/draft")
+        read = facts["active_parameters"]
+        ratio, of_head = read["draft"] / read["target"], is_head_folder(results / "main/models/draft")
         costs = block_costs.from_profile(settings.hardware, context, ratio, of_head)
     else:
         costs = block_costs.from_probes(read_table(results / "traffic_cost.csv"), context)

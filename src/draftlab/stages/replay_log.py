@@ -65,6 +65,7 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     import pandas as pd
 
     from draftlab.engine.replay_suffixes import search_seconds
+    from draftlab.files.weights import active_parameter_count
     from draftlab.models import LanguageModel
     from draftlab.models.eagle import of_blocks
     from draftlab.models.eagle3 import Eagle3, Eagle3Head
@@ -119,7 +120,14 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
             learnt[option] = len(requests)
 
     weights = {name: folders.parameters(name) for name in ("target", settings.draft)}
-    facts: Facts = {"parameters": weights, "online": online, "offline": offline, "learnt": learnt}
+    active = {name: active_parameter_count(inputs.models / name) for name in weights}
+    facts: Facts = {
+        "parameters": weights,
+        "active_parameters": active,
+        "online": online,
+        "offline": offline,
+        "learnt": learnt,
+    }
     middle = sorted(settings.draft_lens)[len(settings.draft_lens) // 2]
     facts |= {"search_seconds": search_seconds(held_out, train.answers, middle)}
     return pd.concat(frames, ignore_index=True), facts | folders.facts(effort)
