@@ -222,6 +222,41 @@ def test_a_draft_that_reads_the_targets_states_learns_beside_the_target(experime
     assert beside > alone + 13.48e9, "Vicuna-7B in float16"
 
 
+def a_head(folder: Path) -> Path:
+    """The config.json of a head of EAGLE-3 for Vicuna-7B."""
+    sizes = {
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_attention_heads": 32,
+        "max_position_embeddings": 2048,
+    }
+    folder.mkdir()
+    write_json(
+        folder / "config.json",
+        {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "num_hidden_layers": 1, **sizes}
+        | {"vocab_size": 32000, "draft_vocab_size": 16000},
+    )
+    (folder / "model.safetensors").touch()
+    return folder
+
+
+@pytest.mark.parametrize("experiment", ["osd_epochs", "osd_online"])
+def test_a_head_of_eagle_3_takes_what_a_draft_of_its_size_does_that_reads_the_states(
+    experiment: str, tmp_path: Path
+) -> None:
+    planned = run(experiments=experiment, models={"draft": str(a_head(tmp_path / "head"))})
+    settings = next(iter(planned.cells(experiment).values()))[-1].settings
+    settings = settings.model_copy(update={"sample_source": "teacher"})
+    head = needs.model_of(planned.settings.pairs[settings.pair], "draft")
+    assert head is not None
+    assert head.sizes.vocab == 16000
+    states = settings.model_copy(update={"reads_target": True})
+    peaks = [needs._peak(planned, one) or 0 for one in (settings, states)]
+    spent = [hours.of_variant(planned, one, GPUS["a100-80"], 256) for one in (settings, states)]
+    assert peaks[0] == peaks[1] > 13.48e9, "the target is beside it"
+    assert spent[0] == spent[1]
+
+
 @pytest.mark.parametrize(("experiment", "places"), [("osd_offline", "longest"), ("osd_online", "draft_len")])
 def test_a_draft_that_proposes_a_block_in_one_pass_learns_each_token_of_it(experiment: str, places: str) -> None:
     planned = run(experiments=experiment)

@@ -74,17 +74,19 @@ class Sizes(Settings):
 
 
 class Model(Settings):
-    """A model: its sizes, the name of its ``architecture`` if it may get random weights, and the bytes of a stored weight (0: trained here)."""
+    """A model: its sizes, the name of its ``architecture`` if it may get random weights, the bytes of a stored weight (0: trained here), and
+    whether it is a head of EAGLE-3, which reads its target's states."""
 
     sizes: Sizes
     architecture: str = ""
     stored: int = 0
+    is_head: bool = False
 
 
 @functools.cache
 def read_model(path: Path) -> Model | None:
     """The sizes of the model in a folder or a GGUF file; None if its config does not name them as a Llama's does, or names further parts."""
-    from draftlab.models.config import read_sizes
+    from draftlab.models.config import is_head, read_sizes
 
     config = read_sizes(path)
     if not set(LLAMA_FIELDS.values()) <= config.keys() or any(part in key for key in config for part in FURTHER_PARTS):
@@ -95,7 +97,9 @@ def read_model(path: Path) -> Model | None:
         "head_dim": config.get("head_dim") or 0,
         "tied": bool(config.get("tie_word_embeddings", True)),  # as transformers, which leaves out its own default
     }
-    return Model(sizes=Sizes(kind="llama", **sizes), stored=4)
+    if is_head(config):  # the embedding is the target's
+        sizes |= {"vocab": config.get("draft_vocab_size") or sizes["vocab"], "tied": True}
+    return Model(sizes=Sizes(kind="llama", **sizes), stored=4, is_head=is_head(config))
 
 
 @functools.cache

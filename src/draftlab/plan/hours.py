@@ -138,10 +138,12 @@ def of_variant(run: Run, settings: Any, card: Card, prompt: int) -> float | None
     if not isinstance(settings, Decoding | Specialists | Medusa | Offline | Online | Tokens):
         return None
     pair = run.settings.pairs[settings.pair]
-    models = model_of(pair, "target"), model_of(pair, getattr(settings, "draft", "draft"))
-    if None in models:
+    of_target, of_draft = model_of(pair, "target"), model_of(pair, getattr(settings, "draft", "draft"))
+    if of_target is None or of_draft is None:
         return None
-    target, draft = (OnCard(card, model.sizes, pair.answers.dtype) for model in models if model)
+    target, draft = (OnCard(card, model.sizes, pair.answers.dtype) for model in (of_target, of_draft))
+    if of_draft.is_head and isinstance(settings, Offline | Online):
+        settings = settings.model_copy(update={"reads_target": True})
     if isinstance(settings, Decoding):
         return _decoding(settings, prompt, target, draft)
     if isinstance(settings, Specialists):

@@ -250,14 +250,16 @@ def _peak(run: Run, settings: Any) -> int | None:
         update = max(served, _distilling(draft.sizes, _batch_before(settings), length, answer, settings))
     else:
         update = _distilling(draft.sizes, settings.batch, length, answer, settings)
-    if isinstance(settings, Offline | Online) and (settings.reads_target or settings.parallel):
-        # once for each token of a block
-        update *= settings.draft_len if isinstance(settings, Online) else settings.longest
-        if settings.reads_target:
-            if target is None:
-                return None
-            rows = settings.update_interval + settings.replay if isinstance(settings, Online) else settings.batch
-            update += states_of(target.sizes, pair.answers.dtype, rows * length)
+    reads_target = draft.is_head or getattr(settings, "reads_target", False)
+    if reads_target or getattr(settings, "parallel", False):  # once for each token of a block
+        update *= max([settings.draft_len, *getattr(settings, "draft_lens", [])])
+    if reads_target:
+        if target is None:
+            return None
+        rows = settings.batch
+        if isinstance(settings, Serving):
+            rows = max(settings.update_interval + settings.replay, _batch_before(settings))
+        update += states_of(target.sizes, pair.answers.dtype, rows * length)
     is_recorded = not isinstance(settings, Offline) or settings.sample_source in RECORDED
     if not isinstance(settings, Offline | Online) or (is_recorded and not settings.live):
         return update
