@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from draftlab.conformance import Budget, check_samples
 from draftlab.core.sampling import Sampling
@@ -30,13 +30,14 @@ from draftlab.engine.settings import Answers, Recipe
 from draftlab.engine.speculate import speculate
 from draftlab.errors import UserError
 from draftlab.files.json_files import read_json, read_object, write_json, write_jsonl
-from draftlab.files.weights import parameter_count
-from draftlab.models import load_model, load_tokenizer
+from draftlab.files.weights import active_parameter_count, parameter_count
+from draftlab.models import LanguageModel, hf, load_model, load_tokenizer
 from draftlab.models.config import is_head, is_head_folder, read_config
 from draftlab.models.eagle import of_blocks
 from draftlab.models.eagle3 import Eagle3, Eagle3Head
 from draftlab.models.eagle3_files import Form, states_read
 from draftlab.models.gguf import export
+from draftlab.models.hf import HubModel, new_t5
 from draftlab.models.llama import Llama
 from draftlab.models.tokenizer import train_tokenizer
 from draftlab.plan import WORKFLOW, load_run
@@ -195,7 +196,7 @@ def formed(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Form, Path]:
     return form, make(tmp_path / "head")
 
 
-def on_target(folder: Path, depth: int = 3, target: Llama = TARGET) -> Eagle3:
+def on_target(folder: Path, depth: int = 3, target: LanguageModel = TARGET) -> Eagle3:
     head = load_model(folder)
     assert isinstance(head, Eagle3Head)
     found = of_blocks(head, target, depth, parallel=False)
@@ -530,6 +531,7 @@ def test_a_log_is_replayed_with_it(pair: Path, temperature: float, tmp_path: Pat
                 np.testing.assert_allclose(own[name], getattr(walked, name), rtol=1e-5, atol=1e-5)
             assert (own["steps"] == own["drafted"]).all()
     assert facts["parameters"]["draft"] == parameter_count(pair / "models/draft")
+    assert facts["active_parameters"]["target"] == active_parameter_count(pair / "models/target")
     assert is_head_folder(tmp_path / "kept_learning")
 
 
@@ -567,3 +569,51 @@ def test_a_head_is_known_by_its_config(folder: Path, tmp_path: Path) -> None:
     assert is_head({"architectures": ["DFlashDraftModel"], "speculators_model_type": "dflash"})
     TARGET.save(tmp_path / "target")
     assert not is_head(read_config(tmp_path / "target"))
+
+
+def through_transformers(target: Llama, folder: Path) -> HubModel:
+    target.save(folder)
+    return hf.load(folder)
+
+
+def test_a_target_that_only_transformers_opens_gives_the_same_states(formed: tuple[Form, Path], tmp_path: Path) -> None:
+    """Also after its last layer, before the norm."""
+    _, head = formed
+    theirs = through_transformers(TARGET, tmp_path / "target")
+    text = ([[1, 4, 7], [1, 4, 7, 5, 9]], [[5, 9, 6], [8, 3]])
+    with torch.no_grad():
+        expected = on_target(head).answer_logits(*text)
+        found = on_target(head, target=theirs).answer_logits(*text)
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+MIXTURES = {
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "head_dim": 8},
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "gemma3_text": {"head_dim": 8, "sliding_window": 4},
+}
+
+
+@pytest.mark.parametrize("kind", MIXTURES)
+def test_it_learns_on_a_target_of_another_family(kind: str, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 4, "num_key_value_heads": 2}
+    known = {"num_hidden_layers": 7, "vocab_size": 40, "eos_token_id": 2, "bos_token_id": 1, "pad_token_id": 0}
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(kind, **sizes, **known, **MIXTURES[kind], initializer_range=0.5)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "target")
+    target = load_model(tmp_path / "target")
+    assert isinstance(target, HubModel)
+    model = on_target(released(tmp_path / "head"), target=target)
+    recorded = record(target, [(str(i), p) for i, p in enumerate(PROMPTS)], max_new_tokens=20, eos_ids=[EOS])
+    before = replay(model, recorded, 3).accepted.sum()
+    train(Scene(model, recorded), range(len(PROMPTS)), 120, LEARNS)
+    assert replay(model, recorded, 3).accepted.sum() > 2 * before
+    options = {"draft_len": 3, "max_new_tokens": 4, "eos_ids": []}
+    with pytest.raises(UserError, match="drafts live only for models of the Llama family"):
+        speculate(target, model, PROMPTS, **options)
+
+
+def test_a_target_with_an_encoder_has_no_such_states(folder: Path) -> None:
+    t5 = new_t5(40, 16, 24, 2, 2, torch.Generator().manual_seed(0))
+    with pytest.raises(UserError, match="EAGLE-3 reads the states of a decoder"):
+        on_target(folder, target=t5)

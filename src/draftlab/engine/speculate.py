@@ -151,7 +151,9 @@ def speculate(
         if isinstance(on_target, Medusa):
             pair = MedusaPair(on_target, decoder, texts, max_new_tokens, policy)
         elif isinstance(on_target, Eagle | Eagle3):
-            assert isinstance(decoder, LlamaDecoder)
+            if not isinstance(decoder, LlamaDecoder):
+                what = "a head of EAGLE-3 drafts live only for models of the Llama family"
+                raise UserError(what, remedy="replay it on recorded answers: live: false")
             pair = EaglePair(on_target, decoder, texts, draft_len, max_new_tokens, policy)
         elif isinstance(drafts[0], ParallelDraft):
             pair = ParallelPair(drafts[0], decoder, texts, draft_len, max_new_tokens, policy)

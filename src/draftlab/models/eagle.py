@@ -26,6 +26,7 @@ from draftlab.errors import UserError
 from draftlab.models import LanguageModel, TokenIds
 from draftlab.models.batching import pad_requests
 from draftlab.models.eagle3 import Eagle3, Eagle3Head
+from draftlab.models.llama import Llama
 from draftlab.models.llama_decoder import LlamaCache, LlamaDecoder
 from draftlab.models.on_target import OnTarget, as_llama
 from draftlab.models.parallel_draft import ParallelDraft, masked, new_mask
@@ -33,14 +34,14 @@ from draftlab.models.places import ByPlace, checked_depth, logits_by_place
 from draftlab.models.products import linear
 
 
-class Eagle(ByPlace, OnTarget):
+class Eagle(ByPlace, OnTarget[Llama]):
     """A ``draft`` on the states of a target. ``depth``: the tokens of a block that it is trained and replayed for; longer blocks can be decoded."""
 
     layers = ()
     skipped = 0
 
     def __init__(self, draft: LanguageModel, target: LanguageModel, depth: int, *, parallel: bool = False) -> None:
-        super().__init__(target)
+        super().__init__(as_llama(target))
         self.draft, self.depth = as_llama(draft), checked_depth(depth)
         width = self.draft.config.hidden_size
         with torch.device(self.device):

@@ -37,7 +37,7 @@ from draftlab.models.eagle3_files import Form, from_released, read_form, to_rele
 from draftlab.models.llama import Llama, llama_config
 from draftlab.models.llama_decoder import LlamaCache, LlamaDecoder
 from draftlab.models.llama_files import from_hub
-from draftlab.models.on_target import OnTarget
+from draftlab.models.on_target import OnTarget, ReadableTarget, as_readable
 from draftlab.models.places import ByPlace, checked_depth, logits_by_place
 from draftlab.models.products import linear
 from draftlab.models.weights import read_weights, write_model
@@ -98,7 +98,7 @@ class Eagle3Head(nn.Module):
         return UserError(HEAD_ALONE, file=self.folder, remedy=ONLY_DISTIL)
 
 
-class Eagle3(ByPlace, OnTarget):
+class Eagle3(ByPlace, OnTarget[ReadableTarget]):
     """A ``head`` on a target. ``depth``: the tokens of a block that it is trained and replayed for; longer blocks can be decoded."""
 
     mask = None
@@ -106,12 +106,12 @@ class Eagle3(ByPlace, OnTarget):
     """It does not read the first token of a text."""
 
     def __init__(self, head: Eagle3Head, target: LanguageModel, depth: int) -> None:
-        super().__init__(target)
+        super().__init__(as_readable(target))
         self.depth, self.config, self.form = checked_depth(depth), head.config, head.form
-        self.layers = head.form.layers_of(len(self.target.layers))
+        self.layers = head.form.layers_of(self.target.num_layers)
         self.draft, self.fusion = head.draft, head.fusion
         channels, (tokens, width) = self.fusion.fc.in_features // head.form.states, self.draft.embed.shape
-        wanted = self.target.config.hidden_size, self.target.vocab_size
+        wanted = self.target.embed.shape[1], self.target.vocab_size
         if (channels, tokens) != wanted:
             what = (
                 f"it was made for a target of {channels} channels and {tokens} tokens, not {wanted[0]} and {wanted[1]}"
@@ -121,7 +121,7 @@ class Eagle3(ByPlace, OnTarget):
         self.draft.config = replace(self.draft.config, max_position_embeddings=self.target.context_length)
         self.stores_embedding = not self.draft.embed.is_meta
         if not self.stores_embedding:
-            if width != self.target.config.hidden_size:
+            if width != self.target.embed.shape[1]:
                 raise UserError("no weight 'embed_tokens.weight'", file=head.folder, remedy="fetch the head again")
             self.draft.embed = nn.Parameter(self.target.embed.detach())
         self.draft.embed.requires_grad_(False)

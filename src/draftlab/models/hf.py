@@ -60,6 +60,16 @@ class HubModel:
     def device(self) -> torch.device:
         return self.network.device  # type: ignore[no-any-return]
 
+    @property
+    def embed(self) -> Float[Tensor, "vocab width"]:
+        """The embeddings of the tokens."""
+        return self.network.get_input_embeddings().weight  # type: ignore[no-any-return]
+
+    @property
+    def num_layers(self) -> int:
+        """The layers of a decoder; 0 for an encoder-decoder."""
+        return len(self._blocks())
+
     def parameters(self) -> Iterator[nn.Parameter]:
         yield from self.network.parameters()
 
@@ -80,6 +90,38 @@ class HubModel:
         with self._projecting_only(positions.to(self.device)):
             logits: Tensor = self.network(**inputs, use_cache=False).logits[0]
         return logits
+
+    def states_before(
+        self, tokens: Int[Tensor, "batch len"], layers: Sequence[int]
+    ) -> Float[Tensor, "batch len states"]:
+        """The residual stream before each of these ``layers``, which ascend, side by side; the number of layers: that after the last one."""
+        blocks, found = self._blocks(), dict[int, Tensor]()
+
+        def see(number: int, stream: Any) -> None:
+            found[number] = stream[0] if isinstance(stream, tuple) else stream
+
+        hooks = [
+            block.register_forward_pre_hook(
+                lambda _, given, named, number=number: see(number, given or named["hidden_states"]), with_kwargs=True
+            )
+            for number, block in enumerate(blocks)
+            if number in layers
+        ]
+        hooks.append(blocks[-1].register_forward_hook(lambda *seen: see(len(blocks), seen[-1])))
+        try:
+            self.network.get_decoder()(input_ids=tokens.to(self.device), use_cache=False)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return torch.cat([found[number] for number in layers], -1)
+
+    def _blocks(self) -> Sequence[nn.Module]:
+        """The layers of a decoder, in order; none of an encoder-decoder."""
+        if self.is_encoder_decoder:
+            return ()
+        layers = self.network.config.get_text_config().num_hidden_layers
+        lists = (each for each in self.network.get_decoder().children() if isinstance(each, nn.ModuleList))
+        return next(([*each] for each in lists if len(each) == layers), ())
 
     def decoder(self) -> HubModel:
         return self

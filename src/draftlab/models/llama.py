@@ -146,6 +146,10 @@ class Llama(nn.Module):
         return self.embed.device
 
     @property
+    def num_layers(self) -> int:
+        return self.config.num_hidden_layers
+
+    @property
     def vocab_weight(self) -> Float[Tensor, "head width"]:
         return self.embed if self.config.tie_word_embeddings else self.head
 

@@ -6,6 +6,9 @@ the d-th token after that. For the training of drafts, the heads are a model tha
 
 from __future__ import annotations
 
+import copy
+from typing import Self
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
@@ -15,24 +18,31 @@ from draftlab.core.tree import Tree
 from draftlab.errors import UserError
 from draftlab.models import LanguageModel, TokenIds
 from draftlab.models.batching import pad_requests
-from draftlab.models.on_target import OnTarget
+from draftlab.models.llama import Llama
+from draftlab.models.on_target import OnTarget, as_llama
 
 
-class Medusa(OnTarget):
+class Medusa(OnTarget[Llama]):
     """Head d: ``logits = V_d (x + SiLU(W_d x + b_d))``, where x is the target's normed state.
 
     W and b start at 0, V at the target's projection. ``tree`` sets how many tokens of each head a block tries.
     """
 
     def __init__(self, model: LanguageModel, tree: Tree) -> None:
-        super().__init__(model)
-        target = self.target
+        target = as_llama(model)
+        super().__init__(target)
         heads, (vocab, width) = tree.depth, target.vocab_weight.shape
         self.tree = tree
         with torch.device(target.device):
             self.mix = nn.Parameter(torch.zeros(heads, width, width))
             self.bias = nn.Parameter(torch.zeros(heads, 1, width))
             self.project = nn.Parameter(target.vocab_weight.detach().float().expand(heads, vocab, width).clone())
+
+    def on(self, target: LanguageModel) -> Self:
+        """The same heads on another target, whose states must mean the same."""
+        other = copy.copy(self)
+        other.shared = (as_llama(target),)
+        return other
 
     def forward(self, states: Float[Tensor, "heads rows width"]) -> Float[Tensor, "heads rows vocab"]:
         """Logits of head d from ``states[d]``."""

@@ -3,30 +3,53 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Self
+from typing import Generic, Protocol, Self, TypeVar, runtime_checkable
 
 import torch
+from jaxtyping import Float, Int
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 
 from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_dir
-from draftlab.models import LanguageModel
+from draftlab.models import Decoder, LanguageModel
 from draftlab.models.config import HEADS
 from draftlab.models.llama import Llama
-from draftlab.models.llama_decoder import LlamaDecoder
 
 
-class OnTarget(nn.Module):
-    """A draft on a frozen target, which is shared and no part of this module: its parameters are the draft's alone."""
-
-    def __init__(self, model: LanguageModel) -> None:
-        super().__init__()
-        self.shared = (as_llama(model),)  # a tuple hides the target from torch
+@runtime_checkable
+class ReadableTarget(LanguageModel, Protocol):
+    """A target of which a draft can read the residual stream between its layers."""
 
     @property
-    def target(self) -> Llama:
+    def embed(self) -> Float[Tensor, "vocab width"]:
+        """The embeddings of the tokens."""
+        ...
+
+    @property
+    def num_layers(self) -> int: ...
+
+    def states_before(
+        self, tokens: Int[Tensor, "batch len"], layers: Sequence[int]
+    ) -> Float[Tensor, "batch len states"]:
+        """The residual stream before each of these ``layers``, which ascend, side by side; the number of layers: that after the last one."""
+        ...
+
+
+Target = TypeVar("Target", bound=LanguageModel)
+
+
+class OnTarget(nn.Module, Generic[Target]):
+    """A draft on a frozen target, which is shared and no part of this module: its parameters are the draft's alone."""
+
+    def __init__(self, target: Target) -> None:
+        super().__init__()
+        self.shared = (target,)  # a tuple hides the target from torch
+
+    @property
+    def target(self) -> Target:
         return self.shared[0]
 
     @property
@@ -41,12 +64,6 @@ class OnTarget(nn.Module):
     def device(self) -> torch.device:
         return self.target.device
 
-    def on(self, target: LanguageModel) -> Self:
-        """The same draft on another target, whose states must mean the same."""
-        other = copy.copy(self)
-        other.shared = (as_llama(target),)
-        return other
-
     def __deepcopy__(self, memo: dict[int, object]) -> Self:
         """A copy of the draft on the same target."""
         memo[id(self.shared)] = self.shared
@@ -55,13 +72,20 @@ class OnTarget(nn.Module):
         vars(other).update(copy.deepcopy(vars(self), memo))
         return other
 
-    def decoder(self) -> LlamaDecoder:
+    def decoder(self) -> Decoder:
         return self.target.decoder()
 
     def save(self, folder: Path | str) -> None:
         """Write the draft's own weights, and the tokens of its head if it is trimmed."""
         with atomic_dir(folder) as temporary:
             save_file(self.state_dict(), temporary / HEADS)
+
+
+def as_readable(model: LanguageModel) -> ReadableTarget:
+    """The model, if it is a decoder between whose layers a draft can read."""
+    if not isinstance(model, ReadableTarget) or not model.num_layers:
+        raise UserError("EAGLE-3 reads the states of a decoder", remedy="use the head of this target")
+    return model
 
 
 def as_llama(model: LanguageModel) -> Llama:
