@@ -102,26 +102,10 @@ def flags_of_answers(pair, **others):
     return plan.flags(answers, **elsewhere, **others)
 
 
-def answer_settings(wildcards):
-    """The settings on which the target's answers depend."""
-    return flags_of_answers(wildcards.pair)
-
-
-def pairs_settings(wildcards):
-    """The same for recorded pairs, whose answers are not sampled like others."""
-    return flags_of_answers(wildcards.pair, top_k=None, top_p=None, min_p=None)
-
-
 def server(wildcards, input):
     """The other settings. Snakemake does not compare parameters that ask for ``input``, so a server may move without a job that runs again."""
     answers = PAIRS[wildcards.pair].answers
     return ["--url", answers.url, "--batch", answers.batch] if answers.url else []
-
-
-def split_prompts(wildcards):
-    """Input function: the prompts of one split."""
-    file = {"train": "prompts", "eval": "eval"}[wildcards.split]
-    return f"results/{wildcards.run}/data/{wildcards.dataset}/{file}.jsonl"
 
 
 def recorded_draft(wildcards):
@@ -169,20 +153,12 @@ def named_models(wildcards):
     ]
 
 
-def learnt_prompts(wildcards):
-    """Input function: the prompts with the reference answers that small models are trained on."""
+def prompts_of(pair, *splits):
+    """The prompts of these splits of every dataset of a pair; those for training have the reference answers that small models learn."""
     return [
-        f"results/{wildcards.run}/data/{dataset}/prompts.jsonl"
-        for dataset in RUN.settings.datasets_of(wildcards.pair)
-    ]
-
-
-def asked_prompts(wildcards):
-    """Input function: the prompts that the target of a pair answers."""
-    return [
-        f"results/{wildcards.run}/data/{dataset}/{file}.jsonl"
-        for dataset in RUN.settings.datasets_of(wildcards.pair)
-        for file in ("prompts", "eval")
+        RUN.places.prompts(dataset, split)
+        for dataset in RUN.settings.datasets_of(pair)
+        for split in splits
     ]
 
 
@@ -210,7 +186,9 @@ def made_from(wildcards):
         else []
     )
     return {
-        "prompts": learnt_prompts(wildcards) if recipe.learns == "answers" else [],
+        "prompts": (
+            prompts_of(wildcards.pair, "train") if recipe.learns == "answers" else []
+        ),
         "target": [f"{pair}/models/target/config.json"] if parts else [],
         "answers": [f"{pair}/answers/{name}.train/answers.jsonl" for name in answers],
     }

@@ -30,9 +30,11 @@ rule tokenizer:
     """Make the tokenizer that target and drafts share. Stop here, before any training, if prompts do not fit the context."""
     input:
         prompts=lambda wildcards: (
-            [] if PAIRS[wildcards.pair].target.model else learnt_prompts(wildcards)
+            []
+            if PAIRS[wildcards.pair].target.model
+            else prompts_of(wildcards.pair, "train")
         ),
-        asked=asked_prompts,
+        asked=lambda wildcards: prompts_of(wildcards.pair, "train", "eval"),
         package=released("target"),
     output:
         tokenizer="results/{run}/{pair}/models/tokenizer/tokenizer.json",
@@ -69,7 +71,9 @@ rule target:
     """Train the target on reference answers, or fetch the target that the run names."""
     input:
         prompts=lambda wildcards: (
-            [] if PAIRS[wildcards.pair].target.model else learnt_prompts(wildcards)
+            []
+            if PAIRS[wildcards.pair].target.model
+            else prompts_of(wildcards.pair, "train")
         ),
         tokenizer="results/{run}/{pair}/models/tokenizer/tokenizer.json",
         package=released("target"),
@@ -147,7 +151,7 @@ rule draft:
 rule answer:
     """Record the target's answers and distributions once for each dataset, split and temperature; all variants share them."""
     input:
-        prompts=split_prompts,
+        prompts=lambda wildcards: RUN.places.prompts(wildcards.dataset, wildcards.split),
         target="results/{run}/{pair}/models/target/config.json",
     output:
         answers="results/{run}/{pair}/answers/{dataset}.{split}{temperature}/answers.jsonl",
@@ -165,7 +169,7 @@ rule answer:
     resources:
         **resources_of("answer"),
     params:
-        settings=answer_settings,
+        settings=lambda wildcards: flags_of_answers(wildcards.pair),
         server=server,
         requests=lambda wildcards: (
             DATA.eval
@@ -213,7 +217,9 @@ rule pairs:
     resources:
         **resources_of("pairs"),
     params:
-        settings=pairs_settings,
+        settings=lambda wildcards: flags_of_answers(
+            wildcards.pair, top_k=None, top_p=None, min_p=None
+        ),
         server=server,
         positions=DATA.pairs,
         seed=DATA.seed,
