@@ -22,8 +22,6 @@ from draftlab.errors import UserError
 from draftlab.files.json_files import read_jsonl, write_json
 from draftlab.files.machine import peak_mb
 from draftlab.models import LanguageModel
-from draftlab.models.eagle import of_blocks
-from draftlab.models.eagle3 import Eagle3Head
 from draftlab.train import online
 from draftlab.train.folders import Folders
 from draftlab.train.learning import Effort, train
@@ -80,10 +78,7 @@ def _measure(
 ) -> tuple[pd.DataFrame, Effort]:
     """Prepare one draft, then let it serve the requests at its ``places``, or measure it on the held-out requests of its class."""
     folders = _folders(inputs, bench)
-    fresh = folders.draft(settings)
-    reads_target = settings.reads_target or isinstance(fresh, Eagle3Head)
-    target = folders.target(settings.device, inputs.dtype) if reads_target else None
-    draft = of_blocks(fresh, target, settings.draft_len, parallel=settings.parallel)
+    draft = folders.draft_of_blocks(settings, inputs.dtype, settings.draft_len)
     traffic = stream.take(places) if name else stream
     # A draft is never measured on requests that it was distilled on.
     known = range(part_of(len(traffic), settings.warm_share) if settings.warm_on == "stream" else 0)

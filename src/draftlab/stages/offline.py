@@ -64,8 +64,7 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     from draftlab.errors import UserError
     from draftlab.files.atomic import is_first_process
     from draftlab.models.config import HEAD_ALONE
-    from draftlab.models.eagle import of_blocks
-    from draftlab.models.eagle3 import Eagle3Head
+    from draftlab.models.on_target import OnTarget
     from draftlab.models.places import ByPlace
     from draftlab.train import parallel
     from draftlab.train.folders import Folders
@@ -78,13 +77,12 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     recorded, held_out = (
         folders.recorded(settings.dataset, split, settings.temperature) for split in ("train", "eval")
     )
-    fresh = folders.draft(settings)
-    reads_target = settings.reads_target or isinstance(fresh, Eagle3Head)
+    draft = folders.draft_of_blocks(settings, inputs.dtype, settings.longest)
+    reads_target = isinstance(draft, OnTarget)
     if reads_target and settings.sample_source in LIVE:
         raise UserError(f"{HEAD_ALONE}, and writes no answers alone", remedy="set sample_source to teacher")
     needs_target = settings.sample_source in LIVE or settings.live or reads_target
     target = folders.target(settings.device, inputs.dtype) if needs_target else None
-    draft = of_blocks(fresh, target if reads_target else None, settings.longest, parallel=settings.parallel)
     eos_ids = folders.tokenizer.eos_ids
     scene = Scene(draft, recorded, target, inputs.max_new_tokens, eos_ids, settings.sample_batch)
     rows, effort = distil(scene, held_out, settings, checkpoint=bench.checkpoint())

@@ -67,8 +67,7 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     from draftlab.engine.replay_suffixes import search_seconds
     from draftlab.files.weights import active_parameter_count
     from draftlab.models import LanguageModel
-    from draftlab.models.eagle import of_blocks
-    from draftlab.models.eagle3 import Eagle3, Eagle3Head
+    from draftlab.models.eagle3 import Eagle3
     from draftlab.train import replay_log
     from draftlab.train.folders import Folders
 
@@ -76,9 +75,7 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     train, held_out = (folders.recorded(settings.dataset, split, settings.temperature) for split in ("train", "eval"))
 
     def fresh() -> LanguageModel:
-        draft = folders.draft(settings)
-        target = folders.target(settings.device, inputs.dtype) if isinstance(draft, Eagle3Head) else None
-        return of_blocks(draft, target, max(settings.draft_len, *settings.draft_lens), parallel=False)
+        return folders.draft_of_blocks(settings, inputs.dtype, max(settings.draft_len, *settings.draft_lens))
 
     def keep(model: LanguageModel, name: str) -> None:
         folders.once(("saved", name), lambda: folders.save(model, settings.draft, bench.out / name, train))

@@ -14,6 +14,8 @@ from draftlab.engine.recording import TargetPass, join, load_pass
 from draftlab.files.seals import seal
 from draftlab.files.weights import check_sizes, parameter_count
 from draftlab.models import Dtype, LanguageModel, Tokenizer, load_model, load_tokenizer
+from draftlab.models.eagle import of_blocks
+from draftlab.models.eagle3 import Eagle3Head
 from draftlab.models.llama import Llama
 from draftlab.models.parallel_draft import ParallelDraft, spare_token
 from draftlab.train import parallel
@@ -63,6 +65,13 @@ class Folders:
         if settings.keeps_embedding and isinstance(draft, Llama):
             draft.embed.requires_grad_(False)
         return draft
+
+    def draft_of_blocks(self, settings: Training, dtype: Dtype, depth: int) -> LanguageModel:
+        """A fresh copy of the draft for blocks of ``depth`` tokens: on the target if it reads its states, as every head of EAGLE-3 does."""
+        draft = self.draft(settings)
+        reads_target = getattr(settings, "reads_target", False) or isinstance(draft, Eagle3Head)
+        target = self.target(settings.device, dtype) if reads_target else None
+        return of_blocks(draft, target, depth, parallel=getattr(settings, "parallel", False))
 
     def save(self, draft: LanguageModel, original: str, out: Path, learnt_from: TargetPass) -> None:
         """Write a distilled draft with the tokenizer of the draft that it was made from.
