@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,9 +72,10 @@ def run(stage: Stage, variants: Sequence[Variant], inputs: NoInputs, out: Path) 
         frames.append((rows.assign(split=stage.split) if stage.split else rows).assign(**variant.labels))
         runs.append({**variant.labels, **facts})
     if is_first_process():
-        table = _with_integers(stage, pd.concat(frames, ignore_index=True), variants)
+        labels = {name for variant in variants for name in variant.labels}
+        table = _with_integers(stage, pd.concat(frames, ignore_index=True), labels)
         table = table[[name for name in IDENTITY if name in table] + [n for n in table if n not in IDENTITY]]
-        check(stage, table, variants)
+        _check(stage, table, labels)
         shared, changed = split_common([variant.settings.model_dump(mode="json") for variant in variants])
         runs = [settings | facts for settings, facts in zip(changed, runs, strict=True)]
         write_cell(out, table, {"stage": stage.name, "settings": shared, "runs": runs}, **reads)
@@ -107,10 +108,9 @@ def _run_once(stage: Stage, variant: Variant, inputs: NoInputs, bench: Bench) ->
     return rows, facts
 
 
-def _with_integers(stage: Stage, table: pd.DataFrame, variants: Sequence[Variant]) -> pd.DataFrame:
+def _with_integers(stage: Stage, table: pd.DataFrame, labels: Collection[str]) -> pd.DataFrame:
     """Write expected counts and labels as integers where every value of the column is one."""
     columns = stage.columns
-    labels = {name for variant in variants for name in variant.labels}
     for name in table.select_dtypes("float"):
         may_be = columns[name].whole if name in columns else name in labels
         if may_be and (table[name] % 1 == 0).all():
@@ -118,9 +118,8 @@ def _with_integers(stage: Stage, table: pd.DataFrame, variants: Sequence[Variant
     return table
 
 
-def check(stage: Stage, table: pd.DataFrame, variants: Sequence[Variant]) -> None:
+def _check(stage: Stage, table: pd.DataFrame, labels: Collection[str]) -> None:
     """Refuse a table whose columns are not those of the stage's ``Row`` and the labels: a fault in the stage's code."""
-    labels = {name for variant in variants for name in variant.labels}
     columns = stage.columns
     present = {name: column for name, column in columns.items() if name in table}
     faults: dict[str, list[Any]] = {
