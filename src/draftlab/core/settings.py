@@ -22,7 +22,9 @@ InflatedFfn = Annotated[
     int, Field(ge=0, description="least width of its feed-forward parts, which are padded likewise")
 ]
 Dataset = str
+PairName = Annotated[str, Field(description="the pair from which an experiment takes its target and drafts")]
 Device = Literal["cpu", "cuda"]
+TorchDevice = Annotated[Device, Field(description="where torch computes; in a run, the scale sets it")]
 Dtype = Literal["float32", "bfloat16", "float16", "fast"]
 """``fast``: bfloat16 on a GPU and on a CPU with instructions for it, else float32."""
 Template = Literal["vicuna_v1.1", "vicuna_short", "plain", "own", "rendered"]

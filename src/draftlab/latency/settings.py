@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from draftlab.core.settings import Device, InflatedFfn, InflatedLayers, NonNegativeInt, Settings
+from draftlab.core.settings import Device, InflatedFfn, InflatedLayers, NonNegativeInt, PairName, Settings
 
 
 class Engine(Settings):
@@ -14,7 +14,7 @@ class Engine(Settings):
     (``latency.inflate``).
     """
 
-    pair: str = Field("main", description="the pair from which an experiment takes its target and drafts")
+    pair: PairName = "main"
     backend: Literal["llama_cpp", "torch"] = Field("llama_cpp", description="the inference engine")
     device: Device = Field("cpu", description="where torch computes; llama_cpp has gpu_layers instead")
     inflated_layers: InflatedLayers = 0

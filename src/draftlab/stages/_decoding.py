@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field
 
-from draftlab.core.settings import Dataset, Distinct, NonNegativeInt, TopP
+from draftlab.core.settings import Dataset, Distinct, NonNegativeInt, PairName, TopP
 from draftlab.core.settings import Settings as Base
 from draftlab.engine.settings import Answers
 from draftlab.stages._inputs import TargetAndDraft
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Decoding(Base):
     """Held-out requests are decoded in batches."""
 
-    pair: str = Field("multidraft", description="the pair from which an experiment takes its target and drafts")
+    pair: PairName = "multidraft"
     datasets: Distinct[Dataset] = Field([], description="which of the pair's datasets to use; if none is named, all")
     distilled: Dataset | None = Field(
         None, description="use the draft that osd_offline distilled on this dataset, not the pair's undistilled one"

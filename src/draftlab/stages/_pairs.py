@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field
 
-from draftlab.core.settings import Dataset, Distinct, NonNegativeInt, Settings, TopP
+from draftlab.core.settings import Dataset, Distinct, NonNegativeInt, PairName, Settings, TopP
 from draftlab.stages._places import Places
 from draftlab.stages._stage import Files, NoInputs, column
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class OnPairs(Settings):
     """Settings of experiments on recorded probability pairs."""
 
-    pair: str = Field("multidraft", description="the pair from which an experiment takes its target and drafts")
+    pair: PairName = "multidraft"
     datasets: Distinct[Dataset] = Field([], description="which of the pair's datasets to use; if none is named, all")
     synthetic: bool = Field(False, description="also use the synthetic family of model-like distributions")
     distilled: bool = Field(False, description="use for each dataset the draft that osd_offline distilled on it")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from pydantic import Field
 
 from draftlab.core.measure import Measure
-from draftlab.core.settings import Dataset, Distinct, NonNegativeInt
+from draftlab.core.settings import Dataset, Distinct, NonNegativeInt, PairName
 from draftlab.core.settings import Settings as Base
 from draftlab.engine.answers import recorded_name
 from draftlab.files.registries import names
@@ -49,7 +49,7 @@ class Settings(Base):
     """Prompt lookup, a distilled draft, and lookup before it, along recorded greedy answers; the target does not run."""
 
     dataset: Dataset = Field(description="dataset whose recorded answers are used")
-    pair: str = Field("main", description="the pair from which an experiment takes its target and drafts")
+    pair: PairName = "main"
     depth: int = Field(gt=0, default=8, description="drafted tokens of the longest block")
     tuning: int = Field(
         gt=0, default=100, description="answers of the stream on which the length and threshold are chosen"

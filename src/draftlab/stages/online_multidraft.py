@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from draftlab.core.settings import Dataset, Device, Distinct, Dtype, NonNegativeInt
+from draftlab.core.settings import Dataset, Distinct, Dtype, NonNegativeInt, PairName, TorchDevice
 from draftlab.core.settings import Settings as Base
 from draftlab.engine.answers import recorded_name
 from draftlab.errors import UserError
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Settings(Base):
-    pair: str = Field("main", description="the pair from which an experiment takes its target and drafts")
+    pair: PairName = "main"
     topics: list[Dataset] = Field(min_length=2, description="datasets, each of which has a specialist among the drafts")
     schemes: Distinct[Verifier] = Field(
         ["importance_truncated", "specinfer"], min_length=1, description="how several drafts are verified"
@@ -46,7 +46,7 @@ class Settings(Base):
     draft_len: int = Field(gt=0, description="tokens of a drafted sequence")
     max_new_tokens: int = Field(gt=0, description="most tokens of an answer")
     temperature: float = Field(1.0, gt=0, description="temperature at which target and drafts sample")
-    device: Device = Field("cpu", description="where torch computes; in a run, the scale sets it")
+    device: TorchDevice = "cpu"
     seeds: Distinct[NonNegativeInt] = Field(min_length=1, description="seeds of the stream's order and of the sampling")
 
     @model_validator(mode="after")

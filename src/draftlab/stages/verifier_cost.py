@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from pydantic import Field
 
 from draftlab.core.measure import Measure
-from draftlab.core.settings import Count, Device, Distinct, Flat, NonNegativeInt
+from draftlab.core.settings import Count, Distinct, Flat, NonNegativeInt, TorchDevice
 from draftlab.core.settings import Settings as Base
 from draftlab.errors import UserError
 from draftlab.progress import progress
@@ -76,7 +76,7 @@ class Settings(Base):
     rounds: Count = Field(
         40, description="timings of each verifier at batch 1; larger batches have half as many, at least 5"
     )
-    device: Device = Field("cpu", description="where torch computes; in a run, the scale sets it")
+    device: TorchDevice = "cpu"
     seed: NonNegativeInt = Field(0, description="seed of the distributions, drafts and orders")
 
 

@@ -9,13 +9,14 @@ from pydantic import Field, model_validator
 from draftlab.core.settings import (
     Count,
     Dataset,
-    Device,
     Distinct,
     InflatedFfn,
     InflatedLayers,
     NonNegativeInt,
+    PairName,
     Settings,
     ShareBelow1,
+    TorchDevice,
 )
 from draftlab.files.registries import names
 
@@ -55,7 +56,7 @@ class Training(Settings):
     """Settings that offline and online distillation share."""
 
     dataset: Dataset = Field("", description="dataset whose requests and recorded answers are used")
-    pair: str = Field("main", description="the pair from which an experiment takes its target and drafts")
+    pair: PairName = "main"
     draft: str = Field("draft", description="the draft: folder below models/")
     seed: NonNegativeInt = Field(0, description="seed of the random order and draws")
     temperature: float = Field(
@@ -79,7 +80,7 @@ class Training(Settings):
         False,
         description="keep a Llama's embedding fixed: with a large vocabulary it holds most of the weights that an update would touch",
     )
-    device: Device = Field("cpu", description="where torch computes; in a run, the scale sets it")
+    device: TorchDevice = "cpu"
     autocast: bool = Field(
         False,
         description="bfloat16 products over float32 weights, where the device is fast at them; in a run, the scale sets it",
