@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -33,6 +34,7 @@ from draftlab.stages.live import Contender
 from tests.conftest import ROOT
 
 WORKFLOW = Path(plan.WORKFLOW)
+CARD = GPUS["a100-80"]
 PRINTED = {  # million weights, as the models' cards or papers count them
     "lmsys/vicuna-7b-v1.3": 6738.4,
     "lmsys/vicuna-33b-v1.3": 32528.9,
@@ -66,6 +68,32 @@ def run(**config: object) -> plan.Run:
 
 def said_of(asked: plan.Run, gpu: Gpu = "a100-80", gpus: int = 1) -> list[str]:
     return list(outlook.lines(asked, gpu, GPUS[gpu], gpus=gpus))
+
+
+def settings_of(planned: plan.Run, experiment: str) -> list[Any]:
+    """The settings of every variant of an experiment."""
+    return [variant.settings for cell in planned.cells(experiment).values() for variant in cell]
+
+
+def peak_of(planned: plan.Run, settings: Any, **changes: object) -> int:
+    """The bytes of a variant with these changes on its device."""
+    peak = needs._peak(planned, settings.model_copy(update=changes))
+    assert peak
+    return peak
+
+
+def seconds_of(planned: plan.Run, settings: Any, **changes: object) -> float:
+    """The seconds of a variant with these changes on ``CARD``, with prompts of 256 tokens."""
+    seconds = hours.of_variant(planned, settings.model_copy(update=changes), CARD, 256)
+    assert seconds
+    return seconds
+
+
+def on_card(planned: plan.Run, role: str, pair: str = "main", dtype: str = "float16") -> OnCard:
+    """A model of a pair on ``CARD``."""
+    model = needs.model_of(planned.settings.pairs[pair], role)
+    assert model
+    return OnCard(CARD, model.sizes, dtype)
 
 
 def test_the_sizes_are_those_of_the_models() -> None:
@@ -161,7 +189,7 @@ def test_a_measurement_takes_the_drafts_that_it_opens() -> None:
     peaks = {job.name: (job.peak or 0) / 1e9 for job in needs.jobs(paper) if job.rule == "latency_update"}
     assert 13.5 + 16 * 1.1 < peaks["osd_update_cost/draft_large"] < 13.5 + 16 * 1.1 + 6
     assert peaks["osd_update_cost/draft"] < 22
-    served = next(iter(paper.cells("osd_latency_dataset").values()))[0].settings
+    served = settings_of(paper, "osd_latency_dataset")[0]
     one, two = (
         needs._engine(paper, served.model_copy(update={"weights": "f16", "contenders": names})) or 0
         for names in (["distilled"], ["distilled", "draft_large"])
@@ -175,9 +203,7 @@ def test_a_measurement_takes_the_drafts_that_it_opens() -> None:
 def test_a_padded_target_takes_the_memory_of_its_padded_size() -> None:
     small = plan.load_run({"scale": "laptop"}, WORKFLOW)
     pair = small.settings.pairs["main"]
-    model = needs.model_of(pair, "target")
-    assert model
-    target = model.sizes
+    target = on_card(small, "target").model
     config = LlamaConfig(
         vocab_size=target.vocab,
         hidden_size=4 * target.hidden,
@@ -214,11 +240,8 @@ def test_learning_that_is_timed_beside_the_target_holds_the_target_and_its_copie
 @pytest.mark.parametrize("experiment", ["osd_offline", "osd_online"])
 def test_a_draft_that_reads_the_targets_states_learns_beside_the_target(experiment: str) -> None:
     planned = run(experiments=experiment)
-    settings = next(iter(planned.cells(experiment).values()))[-1].settings
-    settings = settings.model_copy(update={"sample_source": "teacher"})
-    alone, beside = (
-        needs._peak(planned, settings.model_copy(update={"reads_target": reads})) or 0 for reads in (False, True)
-    )
+    settings = settings_of(planned, experiment)[-1].model_copy(update={"sample_source": "teacher"})
+    alone, beside = (peak_of(planned, settings, reads_target=reads) for reads in (False, True))
     assert beside > alone + 13.48e9, "Vicuna-7B in float16"
 
 
@@ -260,46 +283,32 @@ def test_a_head_of_eagle_3_takes_what_a_draft_of_its_size_does_that_reads_the_st
 @pytest.mark.parametrize(("experiment", "places"), [("osd_offline", "longest"), ("osd_online", "draft_len")])
 def test_a_draft_that_proposes_a_block_in_one_pass_learns_each_token_of_it(experiment: str, places: str) -> None:
     planned = run(experiments=experiment)
-    settings = next(iter(planned.cells(experiment).values()))[-1].settings
-    settings = settings.model_copy(update={"sample_source": "teacher"})
-    alone, parallel = (
-        needs._peak(planned, settings.model_copy(update={"parallel": is_parallel})) for is_parallel in (False, True)
-    )
-    assert alone
+    settings = settings_of(planned, experiment)[-1].model_copy(update={"sample_source": "teacher"})
+    alone, parallel = (peak_of(planned, settings, parallel=is_parallel) for is_parallel in (False, True))
     assert parallel == getattr(settings, places) * alone
 
 
 def test_a_draft_that_serves_live_decodes_with_the_target() -> None:
     """Vicuna-7B in float16 is loaded, and every group of requests is decoded before the draft learns from it."""
     planned = run(experiments="osd_online")
-    settings = next(iter(planned.cells("osd_online").values()))[-1].settings
+    settings = settings_of(planned, "osd_online")[-1]
     assert settings.learns
-    live = settings.model_copy(update={"live": True})
-    replayed, beside = (needs._peak(planned, one) or 0 for one in (settings, live))
-    assert beside >= replayed + 13.47e9
-    card = GPUS["a100-80"]
-    sizes = (needs.model_of(planned.settings.pairs["main"], role) for role in ("target", "draft"))
-    target, draft = (OnCard(card, model.sizes, "float16") for model in sizes if model)
+    assert peak_of(planned, settings, live=True) >= peak_of(planned, settings) + 13.47e9
+    target, draft = (on_card(planned, role) for role in ("target", "draft"))
     groups = planned.settings.data.train_requests(settings.dataset) / settings.update_interval
     decoded = groups * drafting(target, draft, settings.update_interval, 256, 128, 1, settings.draft_len)
     replaying = groups * draft.reading(settings.update_interval, 256 + 128)
-    taken = [hours.of_variant(planned, one, card, 256) or 0.0 for one in (settings, live)]
-    assert taken[1] - taken[0] == pytest.approx(decoded - replaying, rel=0.01)
+    more = seconds_of(planned, settings, live=True) - seconds_of(planned, settings)
+    assert more == pytest.approx(decoded - replaying, rel=0.01)
 
 
 def test_every_live_measurement_decodes_the_held_out_requests() -> None:
-    planned, card = run(experiments="osd_offline"), GPUS["a100-80"]
-    first = next(iter(planned.cells("osd_offline").values()))[0].settings
+    planned = run(experiments="osd_offline")
     changes = {"loss": "forward_kl", "sample_source": "teacher", "epochs": 2, "probes": 3, "sample_batch": 32}
-    settings = first.model_copy(update=changes)
-    sizes = (needs.model_of(planned.settings.pairs["main"], role) for role in ("target", "draft"))
-    target, draft = (OnCard(card, model.sizes, "float16") for model in sizes if model)
-    once = -(-planned.settings.data.eval // 32) * drafting(target, draft, 32, 256, 128, 1, settings.draft_len)
-    taken = [
-        hours.of_variant(planned, settings.model_copy(update={"live": live}), card, 256) or 0.0
-        for live in (False, True)
-    ]
-    assert taken[1] - taken[0] == pytest.approx(7 * once)
+    settings = settings_of(planned, "osd_offline")[0].model_copy(update=changes)
+    models = on_card(planned, "target"), on_card(planned, "draft")
+    once = -(-planned.settings.data.eval // 32) * drafting(*models, 32, 256, 128, 1, settings.draft_len)
+    assert seconds_of(planned, settings, live=True) - seconds_of(planned, settings) == pytest.approx(7 * once)
 
 
 def test_decoding_with_several_drafts_holds_a_cache_for_each() -> None:
@@ -340,13 +349,9 @@ def test_the_plan_knows_which_schemes_are_counted_along_texts() -> None:
 
 def test_a_draft_that_is_distilled_before_it_serves_takes_the_memory_of_its_larger_updates() -> None:
     planned = run(experiments="osd_online")
-    settings = [variant.settings for cell in planned.cells("osd_online").values() for variant in cell]
-    static = next(one for one in settings if one.warm_on == "stream" and not one.warm_fair)
-    small = known_models()["JackFram/llama-160m"].sizes
-
-    def peak(**changed: object) -> int:
-        return needs._peak(planned, static.model_copy(update=changed)) or 0
-
+    variants = settings_of(planned, "osd_online")
+    static = next(one for one in variants if one.warm_on == "stream" and not one.warm_fair)
+    small, peak = known_models()["JackFram/llama-160m"].sizes, partial(peak_of, planned, static)
     assert peak() == training(small, 8, 2048, 128, 128, autocast=True)
     assert peak(micro_batch=0) == training(small, 128, 2048, 128, 128, autocast=True) > 150e9
     assert peak(micro_batch=0, warm_fair=True) == peak(micro_batch=0, warm_on="nothing") < 5e9
@@ -453,8 +458,8 @@ def test_live_decoding_takes_longer_the_more_is_drafted_and_launches_what_a_bloc
     call = max(target.layers * card.launch / 1e3, weights) + 4 * draft.layers * card.launch / 1e3
     assert one == pytest.approx(read + 10 * call, rel=0.01)
     assert one <= two < longer
-    taken = {v.settings.seed: hours.of_variant(run(), v.settings, card, 256) for v in run().cells("mdss_live")["all"]}
-    assert min(taken.values()) > 60  # type: ignore[type-var]
+    planned = run()
+    assert min(seconds_of(planned, settings) for settings in settings_of(planned, "mdss_live")) > 60
 
 
 def test_requests_that_a_model_classifies_are_planned() -> None:
@@ -526,38 +531,29 @@ def test_numbers_that_cannot_be_are_refused(more: dict[str, int]) -> None:
 
 def test_fair_updates_take_as_long_as_online_ones_whatever_the_batch() -> None:
     planned = run(experiments="osd_online")
-    settings = [variant.settings for cell in planned.cells("osd_online").values() for variant in cell]
-    fair = next(one for one in settings if one.warm_fair)
-    card = GPUS["a100-80"]
-    taken = {hours.of_variant(planned, fair.model_copy(update={"batch": batch}), card, 256) for batch in (1, 128)}
-    assert len(taken) == 1
+    fair = next(one for one in settings_of(planned, "osd_online") if one.warm_fair)
+    assert seconds_of(planned, fair, batch=1) == seconds_of(planned, fair, batch=128)
 
 
 def test_the_target_writes_along_only_where_each_token_is_drawn() -> None:
     """Of whole answers, its half is recorded. Its own writing costs more than scoring what the draft wrote."""
-    planned, card = run(experiments="osd_offline"), GPUS["a100-80"]
-    cell = next(iter(planned.cells("osd_offline").values()))
-    taken = {
-        v.settings.sample_source: hours.of_variant(planned, v.settings, card, 256)
-        for v in cell
-        if v.settings.loss != "none"
-    }
-    pair = planned.settings.pairs["main"]
-    sizes = needs.model_of(pair, "target").sizes  # type: ignore[union-attr]
-    count = 2 * planned.settings.data.train_requests("spider")
-    written = OnCard(card, sizes, "float16").answering(count, 32, 256, 128)
-    scored = -(-count // 32) * OnCard(card, sizes, "float16").reading(32, 256 + 128)
+    planned = run(experiments="osd_offline")
+    variants = [one for one in settings_of(planned, "osd_offline") if one.dataset == "spider" and one.loss != "none"]
+    taken = {one.sample_source: seconds_of(planned, one) for one in variants}
+    target, count = on_card(planned, "target"), 2 * planned.settings.data.train_requests("spider")
+    written = target.answering(count, 32, 256, 128)
+    scored = -(-count // 32) * target.reading(32, 256 + 128)
     assert taken["mix_token"] - taken["student"] == pytest.approx(written - scored)
     assert taken["teacher"] < taken["mix_request"] < taken["student"]
 
 
 def test_only_measurements_and_a_classifier_have_no_hours() -> None:
     """Medusa heads are measured too, but learn much longer."""
-    paper, card = run(experiments="all"), GPUS["a100-80"]
+    paper = run(experiments="all")
     unknown = {
         job.rule
         for job in needs.jobs(paper)
-        if needs.has_gpu(paper, job.rule, job.pair) and hours.seconds(paper, job, card, 256) is None
+        if needs.has_gpu(paper, job.rule, job.pair) and hours.seconds(paper, job, CARD, 256) is None
     }
     assert unknown - {name for name, stage in STAGES.items() if stage.exclusive and name != "medusa"} == {"label"}
 
@@ -583,11 +579,8 @@ def test_only_measurements_and_a_classifier_have_no_hours() -> None:
 )
 def test_more_work_takes_more_hours(experiment: str, name: str, once: Any, more: Any) -> None:
     planned = run(experiments=experiment)
-    settings = next(iter(planned.cells(experiment).values()))[0].settings
-    fewer, longer = (
-        hours.of_variant(planned, settings.model_copy(update={name: value}), GPUS["a100-80"], 256) or 0.0
-        for value in (once, more)
-    )
+    settings = settings_of(planned, experiment)[0]
+    fewer, longer = (seconds_of(planned, settings, **{name: value}) for value in (once, more))
     if name in ("datasets", "seeds", "requests"):
         assert longer == pytest.approx(2 * fewer, rel=0.1)
     else:
@@ -597,31 +590,27 @@ def test_more_work_takes_more_hours(experiment: str, name: str, once: Any, more:
 @pytest.mark.parametrize(("name", "value"), [("warm_epochs", 11), ("probes", 50)])
 def test_a_target_whose_states_are_read_runs_again_for_each_part_of_a_stream(name: str, value: int) -> None:
     planned = run(experiments="osd_online")
-    settings = next(iter(planned.cells("osd_online").values()))[0].settings
-    settings = settings.model_copy(update={"warm_on": "stream", "probes": 0})
+    settings = settings_of(planned, "osd_online")[0].model_copy(update={"warm_on": "stream", "probes": 0})
 
     def more(reads: bool) -> float:
-        variants = [settings.model_copy(update={"reads_target": reads, **change}) for change in ({}, {name: value})]
-        few, many = (hours.of_variant(planned, variant, GPUS["a100-80"], 256) or 0.0 for variant in variants)
+        few, many = (seconds_of(planned, settings, reads_target=reads, **change) for change in ({}, {name: value}))
         return many - few
 
     assert more(True) > 2 * settings.draft_len * more(False) > 0
 
 
 def test_heads_read_the_target_once_to_learn_and_once_more_to_serve() -> None:
-    planned, card = run(experiments="osd_medusa"), GPUS["a100-80"]
-    settings = next(iter(planned.cells("osd_medusa").values()))[0].settings
-    pair = planned.settings.pairs[settings.pair]
-    target = needs.model_of(pair, "target").sizes  # type: ignore[union-attr]
-    new, count = pair.answers.max_new_tokens, settings.update_interval
-    weights = len(settings.widths) * target.hidden * (target.hidden + target.vocab)
-    learnt = 6 * weights * count * new / (card.teraflops * 1e12 * hours.LEARNING)
-    read = OnCard(card, target, "float16").reading(count, 256 + new)
+    planned = run(experiments="osd_medusa")
+    settings = settings_of(planned, "osd_medusa")[0]
+    target, new = on_card(planned, "target"), planned.settings.pairs["main"].answers.max_new_tokens
+    count, hidden = settings.update_interval, target.model.hidden
+    weights = len(settings.widths) * hidden * (hidden + target.model.vocab)
+    learnt = 6 * weights * count * new / (CARD.teraflops * 1e12 * hours.LEARNING)
+    read = target.reading(count, 256 + new)
     few = settings.model_copy(update={"warm": ["gsm8k"], "warm_requests": 8, "requests": 80})
 
     def more(**changes: int) -> float:
-        taken = [hours.of_variant(planned, few.model_copy(update=update), card, 256) or 0.0 for update in (changes, {})]
-        return taken[0] - taken[1]
+        return seconds_of(planned, few, **changes) - seconds_of(planned, few)
 
     assert more(warm_requests=8 + count) == pytest.approx(read + learnt)
     assert more(requests=80 + count) > 2 * read + learnt
@@ -629,75 +618,54 @@ def test_heads_read_the_target_once_to_learn_and_once_more_to_serve() -> None:
 
 def test_texts_are_written_once_for_all_schemes_of_a_target() -> None:
     """So a replayed scheme costs nothing more, and one that decodes costs what decoding does."""
-    planned, card = run(experiments="beyond_verifiers"), GPUS["a100-80"]
-    every = [variant.settings for cell in planned.cells("beyond_verifiers").values() for variant in cell]
-    settings = next(one for one in every if isinstance(one, Blocks)).model_copy(
-        update={
-            "timed": 0,
-            "num_drafts": [4],
-            "draft_temperature": [1.0],
-            "datasets": ["dolly"],
-            "requests": 8,
-            "batch": 8,
-        }
-    )
+    planned = run(experiments="beyond_verifiers")
+    few = {"timed": 0, "num_drafts": [4], "draft_temperature": [1.0], "datasets": ["dolly"], "requests": 8, "batch": 8}
+    settings = next(one for one in settings_of(planned, "beyond_verifiers") if isinstance(one, Blocks))
     replayed, both, decoded = (
-        hours.of_variant(planned, settings.model_copy(update={"schemes": schemes}), card, 256)
+        seconds_of(planned, settings, **few, schemes=schemes)
         for schemes in (["optimal"], ["optimal", "k_seq"], ["optimal", "traversal"])
     )
     assert replayed == both
-    pair = planned.settings.pairs[settings.pair]
-    models = [needs.model_of(pair, role).sizes for role in ("target", "draft")]  # type: ignore[union-attr]
-    target, draft = (OnCard(card, sizes, pair.answers.dtype) for sizes in models)
+    dtype = planned.settings.pairs[settings.pair].answers.dtype
+    target, draft = (on_card(planned, role, settings.pair, dtype) for role in ("target", "draft"))
     shape = (8, 256, settings.max_new_tokens, 4, settings.draft_len)
-    assert decoded - replayed == pytest.approx(drafting(target, draft, *shape))  # type: ignore[operator]
+    assert decoded - replayed == pytest.approx(drafting(target, draft, *shape))
 
 
 def test_a_probe_reads_the_held_out_requests_of_every_dataset() -> None:
-    planned, card = run(experiments="beyond_forgetting"), GPUS["a100-80"]
-    settings = next(iter(planned.cells("beyond_forgetting").values()))[0].settings
+    planned = run(experiments="beyond_forgetting")
+    settings = settings_of(planned, "beyond_forgetting")[0]
     assert len(settings.datasets) == 4
-    draft = OnCard(card, needs.model_of(planned.settings.pairs["main"], "draft").sizes, "float16")  # type: ignore[union-attr]
-    few, many = (
-        hours.of_variant(planned, settings.model_copy(update={"probes": probes}), card, 256) or 0.0 for probes in (1, 4)
-    )
-    assert many - few == pytest.approx(3 * 4 * hours._replaying(planned, draft, 256 + 128))
+    few, many = (seconds_of(planned, settings, probes=probes) for probes in (1, 4))
+    assert many - few == pytest.approx(3 * 4 * hours._replaying(planned, on_card(planned, "draft"), 256 + 128))
 
 
 def test_no_more_requests_are_timed_than_a_batch_has() -> None:
-    planned, card = run(experiments="mdss_drafts"), GPUS["a100-80"]
-    settings = next(iter(planned.cells("mdss_drafts").values()))[0].settings
-    settings = settings.model_copy(update={"schemes": ["optimal"], "batch": 4})
-    four, forty = (settings.model_copy(update={"timed": timed}) for timed in (4, 40))
-    assert hours.of_variant(planned, four, card, 256) == hours.of_variant(planned, forty, card, 256)
-    assert needs._peak(planned, four) == needs._peak(planned, forty)
+    planned = run(experiments="mdss_drafts")
+    settings = settings_of(planned, "mdss_drafts")[0].model_copy(update={"schemes": ["optimal"], "batch": 4})
+    for of in (seconds_of, peak_of):
+        assert of(planned, settings, timed=4) == of(planned, settings, timed=40)
 
 
 def test_answers_to_the_requests_of_several_updates_are_written_together() -> None:
-    planned, card = run(experiments="osd_offline"), GPUS["a100-80"]
-    cell = next(iter(planned.cells("osd_offline").values()))
-    student = next(v.settings for v in cell if v.settings.sample_source == "student")
-    few = student.model_copy(update={"batch": 8, "micro_batch": 8})
+    planned = run(experiments="osd_offline")
+    student = next(one for one in settings_of(planned, "osd_offline") if one.sample_source == "student")
     apart, together, odd = (
-        hours.of_variant(planned, few.model_copy(update={"sample_batch": rows}), card, 256) or 0.0
-        for rows in (8, 32, 39)
+        seconds_of(planned, student, batch=8, micro_batch=8, sample_batch=rows) for rows in (8, 32, 39)
     )
     assert together < 0.7 * apart
     assert odd == together, "whole updates"
 
 
 def test_counting_tokens_takes_as_long_as_distilling_and_measuring_twice() -> None:
-    planned, card = run(experiments="osd_token_recall,osd_epochs"), GPUS["a100-80"]
-    (one, *_), (other, *_) = (
-        [v.settings for v in next(iter(planned.cells(name).values()))] for name in ("osd_token_recall", "osd_epochs")
-    )
-    same = other.model_copy(update={"epochs": one.epochs, "probes": 0, "requests": 0, "micro_batch": one.micro_batch})
-    same = same.model_copy(update={"dataset": one.dataset, "sample_source": "teacher", "loss": one.loss, "live": False})
-    draft = OnCard(card, known_models()["JackFram/llama-160m"].sizes, "float32")
-    measured = hours._replaying(planned, draft, 256 + 128)
-    both = [hours.of_variant(planned, settings, card, 256) or 0.0 for settings in (one, same)]
-    assert both[0] == pytest.approx(both[1] + measured)
-    assert both[1] > 60
+    planned = run(experiments="osd_token_recall,osd_epochs")
+    counted, distilled = (settings_of(planned, name)[0] for name in ("osd_token_recall", "osd_epochs"))
+    same = counted.model_dump(include={"epochs", "micro_batch", "dataset", "loss"})
+    same |= {"probes": 0, "requests": 0, "sample_source": "teacher", "live": False}
+    measured = hours._replaying(planned, on_card(planned, "draft", dtype="float32"), 256 + 128)
+    once = seconds_of(planned, distilled, **same)
+    assert seconds_of(planned, counted) == pytest.approx(once + measured)
+    assert once > 60
 
 
 def test_one_pair_may_ask_for_a_gpu(tmp_path: Path) -> None:
