@@ -41,6 +41,10 @@ def here(tmp_path, monkeypatch):
     (tmp_path / "x" / "model.safetensors").write_bytes(b"")
 
 
+def load(config, workflow=WORKFLOW):
+    return plan.load_run(config, workflow)
+
+
 def write(folder, **changes):
     values = {
         "title": "t",
@@ -136,13 +140,13 @@ def test_a_profile_stands_for_its_keys_and_what_is_beside_or_inside_wins(tmp_pat
 @pytest.mark.parametrize("name", ["osd_online", "osd_online_t5"])
 @pytest.mark.parametrize("scale", ["smoke", "laptop", "paper"])
 def test_a_fair_static_draft_has_as_many_updates_as_the_online_one(name, scale):
-    for cell in plan.load_run({"scale": scale}, WORKFLOW).cells(name).values():
+    for cell in load({"scale": scale}).cells(name).values():
         intervals = {variant.labels["method"]: variant.settings.update_interval for variant in cell}
         assert intervals["static_10_fair"] == intervals["online"]
 
 
 def test_online_drafts_at_paper_are_updated_as_a_script_did():
-    run = plan.load_run({"scale": "paper", "experiments": "all"}, WORKFLOW)
+    run = load({"scale": "paper", "experiments": "all"})
     # beyond_routing_errors: all drafts together are updated as often as a shared draft.
     swept = {"beyond_update_interval", "osd_online_t5", "beyond_routing_errors"}
     seen = set()
@@ -165,11 +169,11 @@ def test_an_experiment_without_its_dataset_is_left_out_or_refused(tmp_path):
     (tmp_path / "spider" / "train_spider.json").write_text("[]")
     for config in ({"raw": str(tmp_path)}, {"dataset": "mine.jsonl"}):
         with pytest.raises(UserError, match=r"needs dataset arena; this run has"):
-            plan.load_run(config | {"experiments": "osd_arena_classes"}, WORKFLOW)
-        run = plan.load_run(config | {"experiments": "all"}, WORKFLOW)
+            load(config | {"experiments": "osd_arena_classes"})
+        run = load(config | {"experiments": "all"})
         assert "osd_offline" in run.experiments
         assert "osd_arena_classes" not in run.experiments
-    assert "osd_arena_classes" in plan.load_run({"experiments": "all"}, WORKFLOW).experiments
+    assert "osd_arena_classes" in load({"experiments": "all"}).experiments
 
 
 def test_raw_files_that_are_missing_or_unreadable_are_refused_unless_no_cell_needs_them(tmp_path):
@@ -178,9 +182,9 @@ def test_raw_files_that_are_missing_or_unreadable_are_refused_unless_no_cell_nee
     (tmp_path / "utf16.jsonl").write_bytes(b"\xff\xfe{")
     for config, message in (({"raw": "x"}, "no raw files of "), ({"dataset": "utf16.jsonl"}, "the file is UTF-16")):
         with pytest.raises(UserError, match=message):
-            plan.check_data(plan.load_run(config | {"experiments": "osd_offline"}, WORKFLOW))
-        plan.check_data(plan.load_run(config | {"experiments": "mdss_region"}, WORKFLOW))
-    plan.check_data(plan.load_run({"dataset": "mine.jsonl"}, WORKFLOW))
+            plan.check_data(load(config | {"experiments": "osd_offline"}))
+        plan.check_data(load(config | {"experiments": "mdss_region"}))
+    plan.check_data(load({"dataset": "mine.jsonl"}))
 
 
 @pytest.mark.parametrize("text", ["", "\n \n"])
@@ -188,7 +192,7 @@ def test_raw_files_that_are_missing_or_unreadable_are_refused_unless_no_cell_nee
 def test_a_file_without_rows_is_refused_before_any_job(tmp_path, text, template):
     (tmp_path / "none.jsonl").write_text(text)
     with pytest.raises(UserError, match=r"none\.jsonl: it has no rows"):
-        plan.check_data(plan.load_run({"dataset": "none.jsonl"} | template, WORKFLOW))
+        plan.check_data(load({"dataset": "none.jsonl"} | template))
 
 
 @pytest.mark.parametrize("text", ['{"prompt": "Why?"}\n' * 3, '{"prompt": 3}\n{"prompt": 4}\n', "not JSON\n"])
@@ -196,7 +200,7 @@ def test_a_file_without_two_different_prompts_is_refused_before_any_job_and_by_a
     (tmp_path / "few.jsonl").write_text(text)
     refused = pytest.raises(UserError, match=r"few\.jsonl: it has fewer than two different prompts .*data check FILE")
     with refused:
-        plan.check_data(plan.load_run({"dataset": "few.jsonl"}, WORKFLOW))
+        plan.check_data(load({"dataset": "few.jsonl"}))
     with refused:
         outlook.show(config=("dataset=few.jsonl",))
 
@@ -205,19 +209,19 @@ def test_prompts_in_a_chat_template_need_the_template_rendered(tmp_path):
     for texts, is_refused in ((["[INST] a [/INST]", "[INST] b [/INST]", "c"], True), (["[INST] a", "b"], False)):
         (tmp_path / "log.txt").write_text("\n".join(texts))
         if not is_refused:
-            plan.check_data(plan.load_run({"dataset": "log.txt"}, WORKFLOW))
+            plan.check_data(load({"dataset": "log.txt"}))
             continue
         with pytest.raises(
             UserError, match=r"log.txt: most prompts are in a chat template already .*template=rendered"
         ):
-            plan.check_data(plan.load_run({"dataset": "log.txt"}, WORKFLOW))
-        plan.check_data(plan.load_run({"dataset": "log.txt", "template": "rendered"}, WORKFLOW))
+            plan.check_data(load({"dataset": "log.txt"}))
+        plan.check_data(load({"dataset": "log.txt", "template": "rendered"}))
 
 
 def test_prompts_in_a_template_of_text_are_read_as_they_are_under_plain(tmp_path):
     (tmp_path / "log.txt").write_text("USER: Why? ASSISTANT:\nUSER: How? ASSISTANT:\n")
     for template, is_refused in (("vicuna_short", True), ("plain", False), ("rendered", False)):
-        run = plan.load_run({"dataset": "log.txt", "template": template}, WORKFLOW)
+        run = load({"dataset": "log.txt", "template": template})
         with pytest.raises(UserError, match="template=rendered") if is_refused else contextlib.nullcontext():
             plan.check_data(run)
 
@@ -228,7 +232,7 @@ def test_a_raw_file_that_the_system_refuses_is_named(monkeypatch):
 
     monkeypatch.setattr(plan.run.sources, "content_of", refuse)
     with pytest.raises(UserError, match="x/spider: Permission denied"):
-        plan.check_data(plan.load_run({"raw": "x", "experiments": "osd_offline"}, WORKFLOW))
+        plan.check_data(load({"raw": "x", "experiments": "osd_offline"}))
 
 
 FIXED = {"epochs": 1, "batch": 8, "learning_rate": 0.1}
@@ -327,14 +331,14 @@ def test_a_cell_without_its_models_or_dataset_is_refused_before_any_job(tmp_path
     axes |= {"dataset": ["spider"]} if line and stage in ("offline", "latency_requests") else {}
     path = write(copy / "experiments", stage=stage, axes=axes, fixed=fixed)
     with pytest.raises(UserError, match=message) as caught:
-        plan.load_run({"scale": "smoke", "experiments": "osd_test"} | own, copy)
+        load({"scale": "smoke", "experiments": "osd_test"} | own, copy)
     assert str(caught.value).startswith(f"{path}:") or not line
-    plan.load_run({"scale": "smoke", "experiments": "osd_offline"}, copy)
+    load({"scale": "smoke", "experiments": "osd_offline"}, copy)
 
 
 @pytest.mark.parametrize("scale", plan.scale.SCALES)
 def test_every_experiment_of_a_scale_has_its_models_and_datasets(scale):
-    assert plan.load_run({"scale": scale, "experiments": "all"}, WORKFLOW).experiments
+    assert load({"scale": scale, "experiments": "all"}).experiments
 
 
 @pytest.mark.parametrize(
@@ -465,7 +469,7 @@ def test_a_wrong_scale_is_refused(tmp_path, old, new, message):
     assert old in text
     path.write_text(text.replace(old, new), encoding="utf-8")
     with pytest.raises(UserError, match=rf"scales/smoke\.yaml:\d+: .*{message}"):
-        plan.load_run({"scale": "smoke"}, copy)
+        load({"scale": "smoke"}, copy)
 
 
 @pytest.mark.parametrize(
@@ -531,7 +535,7 @@ def test_a_wrong_scale_is_refused(tmp_path, old, new, message):
 )
 def test_wrong_config_values_are_refused(config, message):
     with pytest.raises(UserError, match=message):
-        plan.load_run(config, WORKFLOW)
+        load(config)
 
 
 def test_template_options_have_the_types_that_a_template_expects():
@@ -547,7 +551,7 @@ def test_template_options_have_the_types_that_a_template_expects():
     }
     for text in (json.dumps(wanted), str(wanted), yaml.safe_dump(wanted, default_flow_style=True, width=1000).strip()):
         words = ["dataset=mine.jsonl", "target=package:smollm2-135m-instruct", f"template_options={text}"]
-        for run in (run_of(words), plan.load_run(parse_config(words), WORKFLOW)):
+        for run in (run_of(words), load(parse_config(words))):
             assert run.settings.data.template_options == wanted
             again = run_of(run.given)
             assert again.settings.data.template_options == wanted
@@ -555,7 +559,7 @@ def test_template_options_have_the_types_that_a_template_expects():
 
 
 def test_missing_files_of_a_scale_are_all_named_and_how_to_get_them():
-    run = plan.load_run({"scale": "qwen2.5-coder"}, WORKFLOW)
+    run = load({"scale": "qwen2.5-coder"})
     one, two = (f"qwen2.5-coder-{size}b-instruct-q4_k_m.gguf" for size in ("1.5", "0.5"))
     with pytest.raises(UserError, match=rf"{one}, {two} .*first lines.*main.target: FILE, main.released: FILE"):
         plan.check_data(run)
@@ -573,30 +577,30 @@ def test_a_target_of_whose_layers_no_draft_can_be_made_is_refused_before_it_answ
     }.items():
         Path("whole/config.json").write_text(json.dumps(changed))
         asked = {"scale": "traffic", "dataset": "mine.jsonl", "target": "whole", "template": "plain"}
-        plan.load_run(asked | {"draft": "llama"}, WORKFLOW)
+        load(asked | {"draft": "llama"})
         with (
             pytest.raises(UserError, match=f"layers {what} .*draftlab verdict: --draft")
             if what
             else contextlib.nullcontext()
         ):
-            plan.load_run(asked, WORKFLOW)
+            load(asked)
 
 
 def test_a_model_without_weights_is_refused_before_anything_runs():
     Path("empty/config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(UserError, match=r"target: no weights \(\*.safetensors or pytorch_model\*.bin\) in empty"):
-        plan.load_run({"target": "empty"}, WORKFLOW)
+        load({"target": "empty"})
 
 
 def test_a_wrong_model_of_a_sizes_file_is_refused_with_its_key():
     Path("sizes.yaml").write_text("pairs: {main: {target: {model: empty}}}\n")
     for scale in ("laptop", "shapes"):
         with pytest.raises(UserError, match=r"sizes.yaml: pairs.main.target: no config.json in empty"):
-            plan.load_run({"scale": scale, "sizes": "sizes.yaml"}, WORKFLOW)
+            load({"scale": scale, "sizes": "sizes.yaml"})
     Path("sizes.yaml").write_text("pairs: {main: {drafts: {small: {layers: 1}}}}\n")
     with pytest.raises(UserError, match=r"sizes.yaml: pairs.main.small: no folder or architecture named ''"):
-        plan.load_run({"scale": "shapes", "sizes": "sizes.yaml"}, WORKFLOW)
-    plan.load_run({"scale": "shapes", "target": "vicuna-33b/8"}, WORKFLOW)
+        load({"scale": "shapes", "sizes": "sizes.yaml"})
+    load({"scale": "shapes", "target": "vicuna-33b/8"})
 
 
 @pytest.mark.parametrize(
@@ -604,13 +608,13 @@ def test_a_wrong_model_of_a_sizes_file_is_refused_with_its_key():
     [{"raw": "x"}, {"target": "x"}, {"dataset": "mine.jsonl"}, {"template": "plain"}, {"answers": {"batch": 8}}],
 )
 def test_other_data_models_or_answers_have_a_folder_of_their_own(change):
-    assert plan.load_run({"scale": "smoke"} | change, WORKFLOW).name == f"smoke-{next(iter(change))}"
+    assert load({"scale": "smoke"} | change).name == f"smoke-{next(iter(change))}"
 
 
 @pytest.mark.parametrize("scale", ["smoke", "laptop", "smollm2"])
 def test_with_your_own_prompts_no_experiment_asks_for_another_dataset(scale):
-    run = plan.load_run({"dataset": "mine.jsonl", "scale": scale, "experiments": "all"}, WORKFLOW)
-    read, others = set(), set(plan.load_run({"scale": scale}, WORKFLOW).settings.every_dataset)
+    run = load({"dataset": "mine.jsonl", "scale": scale, "experiments": "all"})
+    read, others = set(), set(load({"scale": scale}).settings.every_dataset)
     for name in run.experiments:
         for settings in (variant.settings for cell in run.cells(name).values() for variant in cell):
             read |= set(getattr(settings, "datasets", [])) | {getattr(settings, "dataset", "prompts")}
@@ -624,12 +628,12 @@ def test_with_your_own_prompts_no_experiment_asks_for_another_dataset(scale):
 @pytest.mark.parametrize("name", ["osd_medusa", "beyond_online_multidraft"])
 def test_an_experiment_that_needs_other_datasets_than_your_prompts_is_refused(name):
     with pytest.raises(UserError, match=rf"{name} needs dataset .*; this run has prompts "):
-        plan.load_run({"dataset": "mine.jsonl", "scale": "smoke", "experiments": name}, WORKFLOW)
+        load({"dataset": "mine.jsonl", "scale": "smoke", "experiments": name})
 
 
 def test_multidraft_cells_keep_those_of_their_datasets_that_the_pair_has():
     def datasets(config):
-        return plan.load_run(config, WORKFLOW).cells("mdss_quality")["identical"][0].settings.datasets
+        return load(config).cells("mdss_quality")["identical"][0].settings.datasets
 
     assert datasets({}) == ["xsum", "wmt16"]
     assert datasets({"dataset": "mine.jsonl"}) == ["prompts"]
@@ -637,19 +641,17 @@ def test_multidraft_cells_keep_those_of_their_datasets_that_the_pair_has():
 
 @pytest.mark.parametrize("key", ["target", "draft"])
 def test_with_your_own_models_drafts_of_other_sizes_and_other_pairs_are_left_out(key):
-    ours, scales = (
-        set(plan.load_run({"experiments": "all"} | config, WORKFLOW).experiments) for config in ({key: "me/mine"}, {})
-    )
+    ours, scales = (set(load({"experiments": "all"} | config).experiments) for config in ({key: "me/mine"}, {}))
     left_out = scales - ours
     assert {"osd_offline_t5", "osd_draft_size", "beyond_specialised", "beyond_break_even"} <= left_out
     assert {"osd_offline", "osd_online", "osd_latency_alpha", "mdss_acceptance"} <= ours
-    named = plan.load_run({key: "me/mine", "experiments": "osd_draft_size"}, WORKFLOW)
+    named = load({key: "me/mine", "experiments": "osd_draft_size"})
     assert set(named.experiments) == {"osd_draft_size"}
 
 
 def test_a_target_that_you_name_is_not_inflated(tmp_path):
     def layers(config):
-        cells = plan.load_run(config, WORKFLOW).cells("osd_latency_alpha")
+        cells = load(config).cells("osd_latency_alpha")
         return {variant.settings.inflated_layers for cell in cells.values() for variant in cell}
 
     (tmp_path / "sizes.yaml").write_text("pairs: {main: {target: {model: x}}}")
@@ -671,11 +673,11 @@ def inflated_layers(run):
 
 @pytest.mark.parametrize("scale", ["smollm2", "smollm2_short", "qwen2.5-coder", "traffic", "shapes", "paper"])
 def test_a_scale_with_a_target_of_its_own_asks_for_no_inflation(scale):
-    assert set(map(frozenset, inflated_layers(plan.load_run({"scale": scale}, WORKFLOW)).values())) == {frozenset({0})}
+    assert set(map(frozenset, inflated_layers(load({"scale": scale})).values())) == {frozenset({0})}
 
 
 def test_a_scale_says_once_how_large_the_timed_target_is():
-    run = plan.load_run({}, WORKFLOW)
+    run = load({})
     layers = inflated_layers(run)
     assert layers.pop("osd_update_cost") == {0}  # it says so itself
     assert set(map(frozenset, layers.values())) == {frozenset({run.settings.pairs["main"].inflated.layers})}
@@ -885,7 +887,7 @@ def test_a_wrong_file_of_sizes_is_refused_in_the_users_words(tmp_path, text, mes
     file = tmp_path / "sizes.yaml"
     file.write_text(text, encoding="utf-8")
     with pytest.raises(UserError, match=message.replace("FILE", re.escape(str(file)))):
-        plan.load_run({"scale": "smoke", "sizes": str(file)}, WORKFLOW)
+        load({"scale": "smoke", "sizes": str(file)})
 
 
 @pytest.mark.parametrize(
@@ -900,52 +902,52 @@ def test_a_wrong_file_of_sizes_is_refused_in_the_users_words(tmp_path, text, mes
 def test_datasets_that_no_source_has_are_refused_before_any_job(tmp_path, text, message):
     file = tmp_path / "sizes.yaml"
     file.write_text(text, encoding="utf-8")
-    run = plan.load_run({"scale": "smoke", "sizes": str(file)}, WORKFLOW)
+    run = load({"scale": "smoke", "sizes": str(file)})
     with pytest.raises(UserError, match=message.replace("FILE", re.escape(str(file)))):
         plan.check_data(run)
-    elsewhere = plan.load_run({"scale": "smoke", "sizes": str(file), "experiments": "mdss_region"}, WORKFLOW)
+    elsewhere = load({"scale": "smoke", "sizes": str(file), "experiments": "mdss_region"})
     plan.check_data(elsewhere)  # no cell reads a dataset
-    with_prompts = plan.load_run({"scale": "smoke", "sizes": str(file), "dataset": "mine.jsonl"}, WORKFLOW)
+    with_prompts = load({"scale": "smoke", "sizes": str(file), "dataset": "mine.jsonl"})
     plan.check_data(with_prompts)
 
 
 def test_packaged_datasets_and_those_of_every_scale_have_a_source(tmp_path):
     (tmp_path / "sizes.yaml").write_text("data: {datasets: [gsm8k, humaneval]}", encoding="utf-8")
-    plan.check_data(plan.load_run({"scale": "smoke", "sizes": "sizes.yaml"}, WORKFLOW))
+    plan.check_data(load({"scale": "smoke", "sizes": "sizes.yaml"}))
     for scale in plan.scale.SCALES:
         if not scale.startswith("qwen"):  # whose files the user supplies
-            plan.check_data(plan.load_run({"scale": scale, "experiments": "all"}, WORKFLOW))
+            plan.check_data(load({"scale": scale, "experiments": "all"}))
 
 
 def test_a_draft_may_have_as_many_layers_as_the_target_that_is_given():
     Path("sizes.yaml").write_text("pairs: {main: {drafts: {draft_pruned: {layers: 9}}}}")
     config = {"scale": "smoke", "sizes": "sizes.yaml", "target": "package:smollm2-135m-instruct"}
-    assert plan.load_run(config, WORKFLOW).settings.pairs["main"].drafts["draft_pruned"].layers == 9
+    assert load(config).settings.pairs["main"].drafts["draft_pruned"].layers == 9
 
 
 @pytest.mark.parametrize("scale", ["smoke", "traffic"])
 def test_only_the_experiments_that_answer_for_prompts_are_cut_to_the_answer(scale):
     config = {"scale": scale, "dataset": "mine.jsonl"}
-    cut, whole = plan.load_run(config, WORKFLOW), plan.load_run(config | {"experiments": "all"}, WORKFLOW)
+    cut, whole = load(config), load(config | {"experiments": "all"})
     different = {name for name in whole.experiments if cut.cells(name) != whole.cells(name)}
     assert different <= {"osd_offline"}
 
 
 def test_an_empty_name_of_prompts_asks_nothing_about_prompts():
-    assert plan.load_run({"dataset": ""}, WORKFLOW).experiments == plan.load_run({}, WORKFLOW).experiments
+    assert load({"dataset": ""}).experiments == load({}).experiments
 
 
 def test_what_a_run_was_given_plans_it_again(tmp_path):
     given = {"scale": "smoke", "raw": str(tmp_path), "name": "my_run", "experiments": "osd_online"}
-    run = plan.load_run(given, WORKFLOW)
-    again = plan.load_run(dict(word.split("=", 1) for word in run.given), WORKFLOW)
+    run = load(given)
+    again = load(dict(word.split("=", 1) for word in run.given))
     assert again == run
-    assert plan.load_run({}, WORKFLOW).given == ["scale=laptop"]
+    assert load({}).given == ["scale=laptop"]
 
 
 def test_a_run_may_have_the_name_of_a_folder_in_it():
     for name in ("cells", "my_run", "smoke"):
-        run = plan.load_run({"scale": "smoke", "name": name}, WORKFLOW)
+        run = load({"scale": "smoke", "name": name})
         assert f"results/{name}/main/models/draft/config.json" in run.reads("osd_offline", "gsm8k")
         distilled = f"results/{name}/cells/osd_offline/gsm8k/rows.csv"
         assert distilled in run.reads("osd_latency_dataset", "gsm8k")
@@ -963,20 +965,20 @@ def test_a_lock_that_goes_away_while_it_is_read_is_none(tmp_path, monkeypatch):
 
 def test_arguments_are_read_as_snakemake_reads_them():
     given = ["scale=smoke", "name=2026-11-24", "show_tokens=false", "answers={max_new_tokens: 8}", "template="]
-    run = plan.run.run_of(given)
+    run = run_of(given)
     assert (run.name, run.config.show_tokens, run.config.template) == ("2026-11-24", False, None)
     assert run.settings.pairs["main"].answers.max_new_tokens == 8
     given = ["scale='smoke'", 'name="b"', "show_tokens=False", "answers='{max_new_tokens: 8}'", "template=''"]
-    run = plan.run.run_of(given)
+    run = run_of(given)
     assert (run.name, run.config.show_tokens, run.config.template) == ("b", False, None)
     assert run.config.answers == {"max_new_tokens": "8"}
     for name in ("2024", "1e5", "inf", "True"):
         with pytest.raises(UserError, match=r"name: .* is not a text|name: Input should be a valid string"):
-            plan.run.run_of([f"name={name}"])
+            run_of([f"name={name}"])
     with pytest.raises(UserError, match="answers: give a mapping"):
-        plan.run.run_of(["answers={engine: openai"])
+        run_of(["answers={engine: openai"])
     with pytest.raises(UserError, match=r"--config: dataset has no value \(write KEY=VALUE\)"):
-        plan.run.run_of(["dataset"])
+        run_of(["dataset"])
 
 
 def test_a_run_with_other_models_or_prompts_of_the_models_says_so():
@@ -988,13 +990,13 @@ def test_a_run_with_other_models_or_prompts_of_the_models_says_so():
         {"answers": {"batch": 1}},
         {"dataset": "mine.jsonl"},
     ]
-    assert all(plan.load_run(config, WORKFLOW).config.has_own_models for config in own)
+    assert all(load(config).config.has_own_models for config in own)
     scales = [{"scale": "paper"}, {"raw": "x"}, {"name": "my_run"}]
-    assert not any(plan.load_run(config, WORKFLOW).config.has_own_models for config in scales)
+    assert not any(load(config).config.has_own_models for config in scales)
 
 
 def test_t5_cells_have_models_and_answers_of_their_own(tmp_path):
-    run = plan.load_run({"scale": "paper"}, WORKFLOW)
+    run = load({"scale": "paper"})
     names = {"osd_offline_t5", "osd_online_t5", "osd_summaries_t5", "osd_draft_size_t5"}
     assert names <= set(run.experiments)
     for name in names:
@@ -1006,18 +1008,18 @@ def test_t5_cells_have_models_and_answers_of_their_own(tmp_path):
         return [run.settings.pairs[pair].answers.template for pair in ("main", "multidraft", "t5")]
 
     assert templates(run) == ["vicuna_v1.1", "plain", "plain"]
-    vicuna = plan.load_run({"scale": "paper", "template": "vicuna_short"}, WORKFLOW)
+    vicuna = load({"scale": "paper", "template": "vicuna_short"})
     assert templates(vicuna) == ["vicuna_short", "vicuna_short", "plain"]
     t5 = run.settings.pairs["t5"]
     assert t5.target.model.startswith("google/flan-t5-xl@")
     sizes = ("small", "base", "large")
     assert [recipe.model for recipe in t5.drafts.values()] == [f"google/t5-efficient-{size}" for size in sizes]
-    laptop = plan.load_run({}, WORKFLOW).settings.pairs
+    laptop = load({}).settings.pairs
     assert laptop["t5"].answers == laptop["main"].answers
     assert {recipe.family for recipe in laptop["t5"].models.values()} == {"t5"}
-    mine = plan.load_run({"target": "some/model"}, WORKFLOW)
+    mine = load({"target": "some/model"})
     assert not names & set(mine.experiments), "nobody asked about the scale's T5 models"
-    assert names & set(plan.load_run({"target": "some/model", "experiments": "osd_online_t5"}, WORKFLOW).experiments)
+    assert names & set(load({"target": "some/model", "experiments": "osd_online_t5"}).experiments)
     fixed = {"epochs": 1, "batch": 8, "learning_rate": 0.1, "inner": {"pair": ["main", "t5"]}}
     with pytest.raises(UserError, match="pair differs inside a cell"):
         plan.load_experiment(write(tmp_path, fixed=fixed))
@@ -1028,7 +1030,7 @@ def test_a_scale_that_extends_itself_is_refused(tmp_path):
     for name, base in (("smollm2", "smollm2_short"), ("smollm2_short", "smollm2")):
         (tmp_path / f"workflow/scales/{name}.yaml").write_text(f"extends: {base}\n")
     with pytest.raises(UserError, match="extends: smollm2 extends itself"):
-        plan.load_run({"scale": "smollm2"}, tmp_path / "workflow")
+        load({"scale": "smollm2"}, tmp_path / "workflow")
 
 
 def test_a_scale_that_extends_none_or_names_no_model_is_refused(tmp_path):
@@ -1038,21 +1040,21 @@ def test_a_scale_that_extends_none_or_names_no_model_is_refused(tmp_path):
     with pytest.raises(
         UserError, match=r"smollm2.yaml:2: extends: no scale named 'smok' \(allowed: calibration, .*smoke, "
     ):
-        plan.load_run({"scale": "smollm2"}, tmp_path / "workflow")
+        load({"scale": "smollm2"}, tmp_path / "workflow")
     sizes = "experiments: {osd_speedup_theory: {}, osd_offline: {fixed: {batch: 1, learning_rate: 1}}}"
     path.write_text(f"extends: smoke\npairs: {{main: {{target: {{model: empty}}}}}}\n{sizes}\n")
-    run = plan.load_run({"scale": "smollm2", "experiments": "osd_offline"}, tmp_path / "workflow")
+    run = load({"scale": "smollm2", "experiments": "osd_offline"}, tmp_path / "workflow")
     with pytest.raises(UserError, match=r"scales/smollm2.yaml: pairs.main.target: no config.json in empty"):
         plan.check_data(run)
-    plan.check_data(plan.load_run({"scale": "smollm2", "experiments": "osd_speedup_theory"}, tmp_path / "workflow"))
+    plan.check_data(load({"scale": "smollm2", "experiments": "osd_speedup_theory"}, tmp_path / "workflow"))
     path = path.rename(path.with_name("calibration.yaml"))
     path.write_text("extends: smoke\n")
     with pytest.raises(
         UserError, match=r"scale calibration has no experiment to run \(add some to `experiments:` of workflow"
     ):
-        plan.load_run({"scale": "calibration"}, tmp_path / "workflow")
+        load({"scale": "calibration"}, tmp_path / "workflow")
     path.write_text("extends: smoke\nexperiments: {osd_speedup_theory: {}}\n")
-    assert list(plan.load_run({"scale": "calibration"}, tmp_path / "workflow").experiments) == ["osd_speedup_theory"]
+    assert list(load({"scale": "calibration"}, tmp_path / "workflow").experiments) == ["osd_speedup_theory"]
 
 
 @pytest.mark.parametrize("stem", ["claims", "claims_related"])
@@ -1069,7 +1071,7 @@ def test_an_experiment_is_not_named_like_the_ledger(tmp_path, stem):
 
 def test_a_scale_extends_another_and_names_the_experiments_it_runs():
     """What the shorter scale says wins, key by key; null removes; the rest is the longer one's."""
-    long, short = (plan.load_run({"scale": scale}, WORKFLOW) for scale in ("smollm2", "smollm2_short"))
+    long, short = (load({"scale": scale}) for scale in ("smollm2", "smollm2_short"))
     assert set(short.experiments) < set(long.experiments), "the short one leaves some out"
     assert short.settings.pairs["main"].target == long.settings.pairs["main"].target
     drafts = [run.settings.pairs["main"].drafts["draft"] for run in (short, long)]
@@ -1095,25 +1097,25 @@ def test_a_wrong_experiment_in_a_scale_names_its_line(tmp_path, old, new, messag
     assert old in text
     scale.write_text(text.replace(old, new, 1), encoding="utf-8")
     with pytest.raises(UserError, match=message) as error:
-        plan.load_run({"scale": "smollm2"}, tmp_path / "workflow")
+        load({"scale": "smollm2"}, tmp_path / "workflow")
     assert f"{scale}:{text[: text.index(old)].count(chr(10)) + 1}" in str(error.value), str(error.value)
 
 
 def test_one_model_of_one_pair_can_be_named():
-    run = plan.load_run({"scale": "smoke", "models": {"multidraft.target": "x"}}, WORKFLOW)
+    run = load({"scale": "smoke", "models": {"multidraft.target": "x"}})
     assert run.settings.pairs["multidraft"].target.model == "x"
     assert run.settings.pairs["main"].target.model is None
     assert run.name == "smoke-models"
     with pytest.raises(UserError, match="no model named"):
-        plan.load_run({"scale": "smoke", "models": {"main.drat": "x"}}, WORKFLOW)
+        load({"scale": "smoke", "models": {"main.drat": "x"}})
     with pytest.raises(UserError, match="no such file or folder"):
-        plan.load_run({"scale": "smoke", "models": {"target": "nosuch.gguf"}}, WORKFLOW)
+        load({"scale": "smoke", "models": {"target": "nosuch.gguf"}})
 
 
 def test_a_tokenizer_in_the_working_folder_is_nobody_s(tmp_path, monkeypatch):
     (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
     monkeypatch.chdir(tmp_path)
-    assert plan.load_run({"scale": "laptop"}, WORKFLOW).settings.pairs["main"].answers.template == "vicuna_short"
+    assert load({"scale": "laptop"}).settings.pairs["main"].answers.template == "vicuna_short"
 
 
 def test_a_target_without_a_template_is_refused_before_anything_runs(tmp_path):
@@ -1121,34 +1123,34 @@ def test_a_target_without_a_template_is_refused_before_anything_runs(tmp_path):
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "how much is 1 + 1?"}\n')
     given = {"scale": "traffic", "target": str(tmp_path / "target"), "dataset": str(tmp_path / "prompts.jsonl")}
     with pytest.raises(UserError, match=r"no chat template .name one: template=plain"):
-        plan.load_run(given, WORKFLOW)
-    plan.load_run(given | {"template": "plain"}, WORKFLOW)
-    plan.load_run(given | {"answers": {"template": "plain"}}, WORKFLOW)
+        load(given)
+    load(given | {"template": "plain"})
+    load(given | {"answers": {"template": "plain"}})
     (tmp_path / "target/tokenizer_config.json").write_text('{"chat_template": null}')
     with pytest.raises(UserError, match="no chat template"):
-        plan.load_run(given, WORKFLOW)
+        load(given)
     (tmp_path / "target/chat_template.jinja").write_text("{{ messages }}")
-    plan.load_run(given, WORKFLOW)
+    load(given)
     for own in ({"template": "own"}, {"answers": {"template": "own"}}):
         with pytest.raises(
             UserError, match=r"^the target of pair .* is trained here and has no chat template .name one"
         ):
-            plan.load_run({"scale": "smoke"} | own, WORKFLOW)
+            load({"scale": "smoke"} | own)
 
 
 def test_a_package_is_a_target_with_a_template_of_its_own(tmp_path):
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "how much is 1 + 1?"}\n')
     given = {"scale": "traffic", "target": "package:smollm2-135m-instruct", "dataset": str(tmp_path / "prompts.jsonl")}
-    main = plan.load_run(given | {"experiments": "traffic_verdict"}, WORKFLOW).settings.pairs["main"]
+    main = load(given | {"experiments": "traffic_verdict"}).settings.pairs["main"]
     assert main.target.model == given["target"]
     assert main.answers.template == "own"
-    named = plan.load_run({"scale": "paper", "models": {"multidraft.target": given["target"]}}, WORKFLOW)
+    named = load({"scale": "paper", "models": {"multidraft.target": given["target"]}})
     templates = [named.settings.pairs[pair].answers.template for pair in ("main", "multidraft", "t5")]
     assert templates == ["vicuna_v1.1", "own", "plain"], "of the pair whose target it is"
 
 
 def test_models_of_the_papers_are_pinned_and_targets_in_half_precision():
-    pairs = plan.load_run({"scale": "paper"}, WORKFLOW).settings.pairs
+    pairs = load({"scale": "paper"}).settings.pairs
     named = [made.model for pair in pairs.values() for made in pair.models.values()]
     loose = [name for name in named if not re.fullmatch(r".*@[0-9a-f]{40}", name)]
     assert len(named) == 17
@@ -1162,7 +1164,7 @@ def test_models_of_the_papers_are_pinned_and_targets_in_half_precision():
 
 
 def test_the_headline_pair_is_measured_and_asks_for_what_it_needs():
-    run = plan.load_run({"scale": "paper"}, WORKFLOW)
+    run = load({"scale": "paper"})
     [cell] = run.cells("osd_latency_alpha_33b")
     assert run.pair_of("osd_latency_alpha_33b", cell) == "large"
     assert run.settings.pairs["large"].target.model.startswith("lmsys/vicuna-33b")
@@ -1171,7 +1173,7 @@ def test_the_headline_pair_is_measured_and_asks_for_what_it_needs():
 
 def test_with_single_models_named_the_other_experiments_stay():
     named = {"models": {"target": "me/mine@main", "multidraft.target": "x"}}
-    run, whole = (plan.load_run({"scale": "paper", "experiments": "all"} | config, WORKFLOW) for config in (named, {}))
+    run, whole = (load({"scale": "paper", "experiments": "all"} | config) for config in (named, {}))
     assert list(run.experiments) == list(whole.experiments)
     changed = [
         (name, role)
@@ -1183,7 +1185,7 @@ def test_with_single_models_named_the_other_experiments_stay():
 
 
 def test_a_run_on_your_own_prompts_does_what_answers_for_them_and_no_more():
-    run = plan.load_run({"scale": "laptop", "dataset": "mine.jsonl"}, WORKFLOW)
+    run = load({"scale": "laptop", "dataset": "mine.jsonl"})
     assert set(run.experiments) == {"osd_offline", "osd_latency_dataset"}
     [(cell, variants)] = run.cells("osd_offline").items()
     assert cell == "prompts"
@@ -1191,7 +1193,7 @@ def test_a_run_on_your_own_prompts_does_what_answers_for_them_and_no_more():
     assert [variant.labels["method"] for variant in variants] == ["original", "teacher_forward_kl"]
     (timed,) = run.cells("osd_latency_dataset")["prompts"]
     assert timed.settings.requests == 40
-    every = plan.load_run({"scale": "laptop", "dataset": "mine.jsonl", "experiments": "reproduction"}, WORKFLOW)
+    every = load({"scale": "laptop", "dataset": "mine.jsonl", "experiments": "reproduction"})
     assert len(every.experiments) > 5
     assert len(every.cells("osd_offline")["prompts"]) > 10
 
