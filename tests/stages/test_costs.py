@@ -32,6 +32,7 @@ from draftlab.train import learning, traffic, training
 from draftlab.train import medusa as train_medusa
 from draftlab.train import online as train_online
 from draftlab.train.folders import Folders
+from draftlab.train.settings import Training
 from tests.pair import Killed, Mortal, inputs_of
 from tests.synthetic import FOLDER, TABLES
 
@@ -161,16 +162,18 @@ def test_the_arena_uses_half_a_percent_and_not_what_is_printed():
     assert ratios["flan-t5-xl/t5-small", "recomputed"] == pytest.approx(14.9, abs=0.05)
 
 
+LEARNS = {"dataset": "toy", "learning_rate": 1e-2, "batch": 4}
+
+
 def even(**changes) -> break_even.Settings:
-    values = {
-        "dataset": "toy",
-        "requests": 24,
-        "intervals": [2, 8],
-        "measurements": 3,
-        "context": 16,
-        "larger": "draft",
-    }
-    return break_even.Settings(**(values | {"learning_rate": 1e-2, "batch": 4, "draft_len": 3} | changes))
+    values = {"requests": 24, "intervals": [2, 8], "measurements": 3, "context": 16, "larger": "draft", "draft_len": 3}
+    return break_even.Settings(**(LEARNS | values | changes))
+
+
+def heads(**changes) -> medusa.Settings:
+    values = {"requests": 8, "warm": ["other"], "warm_requests": 2, "live_requests": 2, "timed_updates": 1}
+    values |= {"heads_learning_rate": 2e-2, "widths": [2, 1], "draft_len": 2, "update_interval": 2}
+    return medusa.Settings(**(LEARNS | values | {"loss_positions": "all"} | changes))
 
 
 def test_break_even_prices_every_contender_on_the_same_requests(results: Path, tmp_path: Path):
@@ -254,9 +257,9 @@ def test_a_timed_update_learns_from_the_positions_that_serving_leaves_it(
     assert all(0 < np.mean(each) < 1 for each in shares.values())
 
 
-@pytest.mark.parametrize("stage", ["medusa", "break_even"])
+@pytest.mark.parametrize(("stage", "settings"), [(medusa, heads()), (break_even, even(requests=20))])
 def test_the_target_has_the_type_that_it_answers_in(
-    stage: str, results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stage: ModuleType, settings: Training, results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Opened(Exception):
         pass
@@ -266,25 +269,8 @@ def test_the_target_has_the_type_that_it_answers_in(
 
     monkeypatch.setattr(Folders, "target", target)
     inputs = inputs_of(results).model_copy(update={"dtype": "float16"})
-    of_heads = {
-        "dataset": "toy",
-        "warm": ["other"],
-        "learning_rate": 1e-2,
-        "heads_learning_rate": 1e-2,
-        "batch": 4,
-        "widths": [2, 1],
-    }
-    run, settings = {
-        "medusa": (
-            medusa.run,
-            medusa.Settings(
-                requests=4, warm_requests=2, live_requests=2, timed_updates=1, update_interval=2, **of_heads
-            ),
-        ),
-        "break_even": (break_even.run, even(requests=20)),
-    }[stage]
     with pytest.raises(Opened, match="float16"):
-        run(settings, inputs, Bench(tmp_path))
+        stage.run(settings, inputs, Bench(tmp_path))
 
 
 @pytest.mark.parametrize("timed", [True, False])
@@ -303,11 +289,7 @@ def test_heads_learn_on_the_target_that_decodes(results: Path, tmp_path: Path, m
         return timed(models, *given)
 
     monkeypatch.setattr(train_medusa, "epoch_seconds", watched)
-    settings = medusa.Settings(
-        dataset="toy", warm=["other"], requests=4, warm_requests=2, live_requests=1, timed_updates=1, draft_len=2,
-        learning_rate=1e-2, heads_learning_rate=1e-2, widths=[2, 1], update_interval=2, batch=2, inflated_ffn=256,
-    )  # fmt: skip
-    medusa.run(settings, inputs_of(results), Bench(tmp_path))
+    medusa.run(heads(requests=4, live_requests=1, inflated_ffn=256), inputs_of(results), Bench(tmp_path))
     assert read == [256]
 
 
@@ -317,11 +299,7 @@ def test_heads_learn_on_the_target_that_decodes(results: Path, tmp_path: Path, m
 def test_a_killed_medusa_job_learns_nothing_twice(
     results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str
 ) -> None:
-    settings = medusa.Settings(
-        dataset="toy", warm=["other"], requests=8, warm_requests=8, live_requests=2, timed_updates=1,
-        learning_rate=1e-2, heads_learning_rate=2e-2, draft_len=2, widths=[2, 1], loss_positions="all",
-        update_interval=2, batch=4,
-    )  # fmt: skip
+    settings = heads(warm_requests=8)
     untimed = [name for name in medusa.STAGE.columns if not medusa.STAGE.is_timed(name, {})]
     monkeypatch.setattr(training, "CHECKPOINT_SECONDS", 0)
     monkeypatch.setattr(train_medusa, "epoch_seconds", lambda models, *_: dict.fromkeys(models, 1.0))
@@ -338,11 +316,7 @@ def test_a_killed_medusa_job_learns_nothing_twice(
 
 
 def test_medusa_job_compares_all_contenders_and_says_which_is_lossless(results: Path, tmp_path: Path):
-    settings = medusa.Settings(
-        dataset="toy", warm=["other"], requests=48, warm_requests=2, live_requests=8, at_once=4, timed_updates=1,
-        learning_rate=1e-2, heads_learning_rate=2e-2, draft_len=2, widths=[2, 1], loss_positions="all",
-        update_interval=2, batch=4,
-    )  # fmt: skip
+    settings = heads(requests=48, live_requests=8, at_once=4)
     rows, _ = medusa.run(settings, inputs_of(results), Bench(tmp_path))
     assert rows.groupby(["temperature", "contender", "verifier"]).size().eq(2).all()
     greedy = rows[rows["temperature"] == 0]
@@ -371,10 +345,8 @@ def test_sampled_texts_are_timed_by_the_token_and_each_seed_draws_its_own(monkey
         return [BlockTrace.plain([7] * (8 if way.name == "plain" else 4))]
 
     monkeypatch.setattr(train_medusa.Strategy, "decode", decode)
-    ways = [
-        train_medusa.Strategy(name, None if name == "plain" else Any, train_medusa.SAMPLED)
-        for name in ("plain", "draft")
-    ]
+    models = {"plain": None, "draft": Any}
+    ways = [train_medusa.Strategy(name, model, train_medusa.SAMPLED) for name, model in models.items()]
     for seed in range(2):
         parts = train_medusa.decode_in_turns(SimpleNamespace(device="cpu"), ways, [[[1]]] * 3, lambda: now[0], seed)
         rows = pd.concat(parts).set_index("contender")

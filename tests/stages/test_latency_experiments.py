@@ -27,8 +27,8 @@ from draftlab.latency.comparison import compare
 from draftlab.latency.controlled import decode_scheduled, plain_steps
 from draftlab.latency.cost import SETTLED, around_calls, calibrate, cost_model
 from draftlab.latency.drafters import InSequences
-from draftlab.latency.lookup import LookupBackend
-from draftlab.latency.loop import Alone, resume
+from draftlab.latency.lookup import SURE, LookupBackend
+from draftlab.latency.loop import Alone, fixed, resume
 from draftlab.latency.pair import open_pair
 from draftlab.latency.self_check import write_toy
 from draftlab.latency.settings import Engine
@@ -363,16 +363,21 @@ def served(**changes: Any) -> latency_requests.Settings:
     return latency_requests.Settings.model_validate(settings)
 
 
-def recorded(models: dict[str, Path], folder: Path, answers: Sequence[Answer]) -> latency_requests.Inputs:
-    """The pair with these recorded answers."""
+def answers_of(*lengths: int) -> list[Answer]:
+    """Answers of these lengths to requests that differ in their last token."""
+    return [Answer(str(i), [1, 5, 9 + i], [0] * length, False) for i, length in enumerate(lengths)]
+
+
+def recorded(
+    models: dict[str, Path], folder: Path, answers: Sequence[Answer], **drafts: Path
+) -> latency_requests.Inputs:
+    """The pair, perhaps with more drafts, and these recorded answers."""
     write_jsonl(folder / "answers.jsonl", answers)
-    drafts = {"draft": models["draft"]}
-    return latency_requests.Inputs(target=models["target"], drafts=drafts, answers=folder / "answers.jsonl")
+    named = {"draft": models["draft"]} | drafts
+    return latency_requests.Inputs(target=models["target"], drafts=named, answers=folder / "answers.jsonl")
 
 
 def test_requests_of_known_cost(capsys: pytest.CaptureFixture[str]) -> None:
-    from draftlab.latency.loop import fixed
-
     hands = [0.0]
     target = Clockwork(hands, 0.010)
     contenders = {
@@ -398,9 +403,6 @@ def test_requests_of_known_cost(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_times_of_requests_are_predicted_from_probed_costs(tmp_path: Path) -> None:
     """Probes of known costs predict the time of every contender exactly, lookup's blocks of any length among them."""
-    from draftlab.latency.lookup import SURE, LookupBackend
-    from draftlab.latency.loop import fixed
-
     hands = [0.0]
     target, draft, released = Cycle(hands, 0.010, token=0.001), Cycle(hands, 0.001), Cycle(hands, 0.004, stride=2)
     verified = [2, 4]  # v(3) lies between
@@ -458,8 +460,7 @@ def test_drafts_of_a_pair_are_served_by_name() -> None:
 
 
 def test_request_experiment_in_llama_cpp(models: dict[str, Path], tmp_path: Path) -> None:
-    inputs = recorded(models, tmp_path, [Answer(str(i), [1, 5, 9 + i], [0] * 12, False) for i in range(3)])
-    inputs = inputs.model_copy(update={"drafts": inputs.drafts | {"itself": models["target"]}})
+    inputs = recorded(models, tmp_path, answers_of(12, 12, 12), itself=models["target"])
     settings = served(adaptive=True)
     rows, run = latency_requests.run(settings, inputs, BENCH)
     names = {"none", "draft", "draft_adaptive", "itself", "itself_adaptive", "lookup", "lookup_first", "none_again"}
@@ -478,8 +479,7 @@ def test_a_draft_with_a_mask_also_proposes_blocks_in_one_call(models: dict[str, 
     draft = ParallelDraft(load_model(models["draft"]), 3)
     draft.token = 7
     draft.save(tmp_path / "masked")
-    inputs = recorded(models, tmp_path, [Answer(str(i), [1, 5, 9 + i], [0] * 12, False) for i in range(3)])
-    inputs = inputs.model_copy(update={"drafts": inputs.drafts | {"masked": tmp_path / "masked"}})
+    inputs = recorded(models, tmp_path, answers_of(12, 12, 12), masked=tmp_path / "masked")
     rows, _ = latency_requests.run(served(confidence=1e-9), inputs, BENCH)
     assert rows["same_text"].all()
     parallel = {name for name in set(rows["contender"]) if "parallel" in name}
@@ -494,9 +494,7 @@ def test_a_draft_with_a_mask_also_proposes_blocks_in_one_call(models: dict[str, 
 
 
 def test_a_cell_serves_requests_from_any_number_on(models: dict[str, Path], tmp_path: Path) -> None:
-    lengths = [12, 9, 7, 5]
-    answers = [Answer(str(i), [1, 5, 9 + i], [0] * n, False) for i, n in enumerate(lengths)]
-    inputs = recorded(models, tmp_path, answers)
+    inputs = recorded(models, tmp_path, answers_of(12, 9, 7, 5))
     settings = served(draft_len=2, first=1)
     rows, _ = latency_requests.run(settings, inputs, BENCH)
     assert rows.groupby("request_id")["tokens"].unique().map(list).to_dict() == {1: [9], 2: [7]}
@@ -524,22 +522,10 @@ def test_lookup_is_always_sure_and_the_draft_after_it_is_not(models: dict[str, P
 
 
 def test_a_speedup_is_over_plain_decoding_with_the_same_weights() -> None:
-    rows = pd.DataFrame(
-        [
-            {
-                "request_id": 0,
-                "dataset": "toy",
-                "draft_len": 3,
-                "weights": weights,
-                "contender": name,
-                "seconds": seconds,
-                "tokens": 20,
-                "blocks": 5 if name == "distilled" else 0,
-            }
-            for weights, plain, own in (("f16", 10.0, 5.0), ("q4_0", 4.0, 8.0))
-            for name, seconds in (("none", plain - 1), ("distilled", own), ("none_again", plain + 1))
-        ]
-    )
+    times = {"f16": [9.0, 5.0, 11.0], "q4_0": [3.0, 8.0, 5.0]}
+    measured = {"contender": ["none", "distilled", "none_again"], "tokens": 20, "blocks": [0, 5, 0]}
+    tables = [pd.DataFrame(measured).assign(weights=name, seconds=seconds) for name, seconds in times.items()]
+    rows = pd.concat(tables, ignore_index=True).assign(request_id=0, dataset="toy", draft_len=3)
     found = latency_requests.derive(rows).set_index(["contender", "weights"])
     gain = (found["plain_seconds"] / found["seconds"]).unstack()
     assert gain.loc["distilled"].to_dict() == {"f16": 2.0, "q4_0": 0.5}, "over the mean of both measurements"
@@ -552,7 +538,7 @@ def test_a_speedup_is_over_plain_decoding_with_the_same_weights() -> None:
 
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_a_block_ends_where_the_draft_is_unsure(models: dict[str, Path], tmp_path: Path, temperature: float) -> None:
-    inputs = recorded(models, tmp_path, [Answer(str(i), [1, 5, 9 + i], [0] * 24, False) for i in range(3)])
+    inputs = recorded(models, tmp_path, answers_of(24, 24, 24))
     write_jsonl(tmp_path / "stream.jsonl", [Answer("s", [1], [5, 9, 3, 5, 9, 4, 5, 10, 3, 5, 11, 4], False)])
     inputs = inputs.model_copy(update={"remembered": tmp_path / "stream.jsonl"})
 
@@ -582,8 +568,7 @@ def test_a_block_ends_where_the_draft_is_unsure(models: dict[str, Path], tmp_pat
 
 @pytest.mark.parametrize("filters", [{}, {"top_k": 1}])
 def test_sampled_requests_in_llama_cpp(models: dict[str, Path], tmp_path: Path, filters: dict[str, float]) -> None:
-    inputs = recorded(models, tmp_path, [Answer(str(i), [1, 5, 9 + i], [0] * 40, False) for i in range(3)])
-    inputs = inputs.model_copy(update={"drafts": inputs.drafts | {"itself": models["target"]}})
+    inputs = recorded(models, tmp_path, answers_of(40, 40, 40), itself=models["target"])
     settings = served(requests=3, max_new_tokens=40, temperature=1, **filters)
     rows, _ = latency_requests.run(settings, inputs, BENCH)
     assert set(rows["temperature"]) == {1.0}
@@ -600,8 +585,7 @@ def test_sampled_requests_in_llama_cpp(models: dict[str, Path], tmp_path: Path, 
 
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_trees_are_served_beside_sequences(models: dict[str, Path], tmp_path: Path, temperature: float) -> None:
-    inputs = recorded(models, tmp_path, [Answer(str(i), [1, 5, 9 + i], [0] * 24, False) for i in range(3)])
-    inputs = inputs.model_copy(update={"drafts": inputs.drafts | {"itself": models["target"]}})
+    inputs = recorded(models, tmp_path, answers_of(24, 24, 24), itself=models["target"])
     trees = {"trees": [4, 8], "tree_depth": 3, "tree_width": 2}
     settings = served(requests=3, max_new_tokens=24, temperature=temperature, **trees)
     rows, _ = latency_requests.run(settings, inputs, BENCH)
@@ -746,19 +730,16 @@ def test_the_interval_of_paired_times_is_that_of_a_t_test() -> None:
 def test_comparisons() -> None:
     noise = np.random.default_rng(0).lognormal(0, 0.01, (2, 12))
     assert not compare(noise[0], noise[1]).differs
-    assert compare(1.1 * noise[0], noise[1]).differs
-    assert compare(1.1 * noise[0], noise[1]).low > 1
-    assert compare(noise[0], 1.1 * noise[1]).differs
-    assert compare(noise[0], 1.1 * noise[1]).high < 1
-    found = compare(1.1 * noise[0], noise[1])
-    assert found.low < 1.1 < found.high
-    assert found.ratio == pytest.approx(1.1, abs=0.02)
+    slower, faster = compare(1.1 * noise[0], noise[1]), compare(noise[0], 1.1 * noise[1])
+    assert slower.differs
+    assert faster.differs
+    assert faster.high < 1 < slower.low < 1.1 < slower.high
+    assert slower.ratio == pytest.approx(1.1, abs=0.02)
 
 
 def test_null_experiment_in_llama_cpp(models: dict[str, Path]) -> None:
-    rows, _ = latency_null.run(
-        latency_null.Settings(repeats=3, pairs=4, steps=2), Target(target=models["target"]), BENCH
-    )
+    settings = latency_null.Settings(repeats=3, pairs=4, steps=2)
+    rows, _ = latency_null.run(settings, Target(target=models["target"]), BENCH)
     assert rows.groupby("repeat").size().to_dict() == {0: 4, 1: 4, 2: 4}
 
 
