@@ -1,4 +1,4 @@
-"""What the tests of verifiers share: random small distributions of several families."""
+"""What the tests of verifiers share: random small distributions of several families, and printed values."""
 
 from __future__ import annotations
 
@@ -6,6 +6,17 @@ from collections.abc import Iterator
 
 import torch
 from torch import Generator, Tensor
+
+FIGURE_2 = [  # MDSS, two drafts uniform on three tokens: panel, q2, optimal, K-SEQ, SpecInfer
+    ("left", 0.05, 0.938889, 0.847036, 0.811111),
+    ("left", 0.144444, 1, 0.910714, 0.874074),
+    ("left", 0.238889, 1, 0.966534, 0.937037),
+    ("left", 1 / 3, 1, 1, 1),
+    ("right", 0.05, 0.772222, 0.724849, 0.700000),
+    ("right", 0.172222, 0.894444, 0.815428, 0.781481),
+    ("right", 0.294444, 1, 0.899904, 0.862963),
+    ("right", 0.416667, 1, 0.962475, 0.944444),
+]
 
 
 def random_distribution(vocab: int, generator: Generator) -> Tensor:

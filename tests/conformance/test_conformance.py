@@ -116,11 +116,6 @@ def plain_tournament(target: Tensor, draft: Tensor, tokens: Tensor) -> Decision:
     return Decision(found.accept * lower, found.residual)
 
 
-def remaining_not_renormalised(target: Tensor, draft: Tensor, tokens: Tensor) -> Decision:
-    """RRS whose later rounds forget that the drawn tokens left."""
-    return specinfer.decide(target, draft, tokens)
-
-
 def greedy_unrenormalised(target: Tensor, draft: Tensor, tokens: Tensor) -> Decision:
     """Greedy drafts, the last one verified against the whole distribution instead of the distribution of the rest."""
     found = single.decide(target, draft[:, -1:], tokens[:, -1:])
@@ -154,7 +149,7 @@ MUTANTS: dict[str, tuple[Drafting, Decide]] = {
     "best of the drafts": ("iid", best_of_drafts),
     "verified against the draft, not the selected": ("iid", plain_tournament),
     "tail rules mixed up": ("independent", overlapping_tails),
-    "drawn without replacement, verified as iid": ("without_replacement", remaining_not_renormalised),
+    "drawn without replacement, verified as iid": ("without_replacement", specinfer.decide),
     "drawn without replacement, verified by K-SEQ": ("without_replacement", k_seq.decide),
     "drawn iid, verified as without replacement": ("iid", rrs.decide),
     "drawn greedily, verified as iid": ("greedy", greedy_unrenormalised),

@@ -121,11 +121,6 @@ def test_the_cone_has_no_facets_but_theorem_2s(tokens: int, drafts: int) -> None
     assert cone.nonnegative > 0
 
 
-def test_the_cone_of_three_tokens_and_three_drafts() -> None:
-    cone = acceptance_cone(3, 3)
-    assert (cone.dimension, cone.rays, cone.nonnegative, cone.subsets) == (10, 12, 7, 6)
-
-
 def test_a_drafted_set_of_the_smallest_float_is_shared_equally() -> None:
     """Tokens 1 and 2 are drafted together with probability 5e-324, of which half is 0."""
     drafts = torch.tensor([[1, 7e-162, 0], [1, 0, 7e-163]], dtype=torch.float64)

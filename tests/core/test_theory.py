@@ -27,10 +27,6 @@ def test_best_draft_len_is_one_of_the_lengths_from_one_to_the_longest():
     assert theory.best_draft_len(0.1, 0.5) == 1, "even where no draft would be faster"
 
 
-def test_best_draft_len_with_measured_verification_prefers_cheap_widths():
-    assert theory.best_draft_len(0.8, 0.02, {3: 1.3, 4: 1.9, 5: 2.0}) == 3
-
-
 def test_no_draft_length_is_refused():
     with pytest.raises(UserError, match="no draft length to choose from"):
         theory.best_draft_len(0.8, 0.02, {})

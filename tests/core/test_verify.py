@@ -27,7 +27,7 @@ from draftlab.core.verify.token import Acceptance, Decision, TokenVerifier
 from draftlab.core.verify.truncated import Truncation, truncated
 from draftlab.core.verify.truncated_program import split_direct, split_highs
 from draftlab.errors import UserError
-from tests.verify_cases import random_distribution, random_distributions, random_pairs
+from tests.verify_cases import FIGURE_2, random_distribution, random_distributions, random_pairs
 
 TOURNAMENT = sys.modules["draftlab.core.verify.optimal"]
 """The module, whose name in its package is that of the verifier."""
@@ -51,12 +51,14 @@ def distributions_for(drafting: Drafting, draft: Tensor, drafts: int, generator:
     return draft.expand(drafts, -1)
 
 
-def expected_distribution(verifier: TokenVerifier, target: Tensor, draft: Tensor) -> tuple[Tensor, Tensor]:
-    """The emitted distribution over all drafted tuples, and the distributions given each."""
+def assert_lossless(verifier: TokenVerifier, target: Tensor, draft: Tensor, atol: float = 1e-12) -> None:
+    """What is emitted over all drafted tuples has the target's distribution, and what is emitted given each has some distribution."""
     joint = joint_distribution(draft, verifier.drafting)
     count = len(joint.probs)
-    distributions = verifier.distribution(target.expand(count, -1), draft.expand(count, -1, -1), joint.tokens)
-    return joint.probs @ distributions, distributions
+    given = verifier.distribution(target.expand(count, -1), draft.expand(count, -1, -1), joint.tokens)
+    torch.testing.assert_close(joint.probs @ given, target, rtol=0, atol=atol)
+    torch.testing.assert_close(given.sum(-1), torch.ones(count, dtype=torch.float64), rtol=0, atol=atol)
+    assert float(given.min()) >= 0
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -69,10 +71,7 @@ def test_emitted_distribution_is_the_target(name: str) -> None:
         distributions = distributions_for(verifier.drafting, draft, 1 + number % 3, generator)
         if distributions is None:
             continue
-        emitted, given = expected_distribution(verifier, target, distributions)
-        torch.testing.assert_close(emitted, target, rtol=0, atol=1e-12)
-        torch.testing.assert_close(given.sum(-1), torch.ones(len(given), dtype=torch.float64), rtol=0, atol=1e-12)
-        assert float(given.min()) >= 0
+        assert_lossless(verifier, target, distributions)
         seen += 1
     assert seen >= 20
 
@@ -81,8 +80,7 @@ def test_emitted_distribution_is_the_target(name: str) -> None:
 @pytest.mark.parametrize("drafts", [5, 8])
 def test_emitted_distribution_is_the_target_with_many_drafts(name: str, drafts: int) -> None:
     for target, draft in random_pairs(12, seed=3, smallest=3, largest=3):
-        emitted, _ = expected_distribution(TOKEN_VERIFIERS[name], target, draft.expand(drafts, -1))
-        torch.testing.assert_close(emitted, target, rtol=0, atol=1e-12)
+        assert_lossless(TOKEN_VERIFIERS[name], target, draft.expand(drafts, -1))
 
 
 def test_hybrid_is_lossless_where_k_seq_accepts_more() -> None:
@@ -93,8 +91,7 @@ def test_hybrid_is_lossless_where_k_seq_accepts_more() -> None:
     more = (hybrid.closed_form(target, drafts).proc - importance.closed_form(target, drafts).proc) > 1e-6
     assert more.sum() >= 3
     for row in more.nonzero()[:3, 0]:
-        emitted, _ = expected_distribution(hybrid, target[row], drafts[row])
-        torch.testing.assert_close(emitted, target[row], rtol=0, atol=1e-12)
+        assert_lossless(hybrid, target[row], drafts[row])
 
 
 def test_hybrid_is_lossless_where_both_schemes_accept_as_much() -> None:
@@ -102,8 +99,7 @@ def test_hybrid_is_lossless_where_both_schemes_accept_as_much() -> None:
     values = [0.2237487449212099, 0.10114629990789177, 0.33763629570692005, 0.3374686594639783]
     target = torch.tensor(values, dtype=torch.float64)
     draft = torch.tensor([3, 2, 0, 2], dtype=torch.float64) / 7
-    emitted, _ = expected_distribution(TOKEN_VERIFIERS["hybrid"], target, draft.expand(2, -1))
-    torch.testing.assert_close(emitted, target, rtol=0, atol=1e-12)
+    assert_lossless(TOKEN_VERIFIERS["hybrid"], target, draft.expand(2, -1))
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -128,8 +124,7 @@ def test_optimal_swaps_stay_symmetric_under_rounding() -> None:
             "0x1.4124bfcc274d2p-133 0x1.35e2186596e7bp-29 0x1.ffffffeca1de8p-1",
         )
     )
-    emitted, _ = expected_distribution(TOKEN_VERIFIERS["optimal"], target, draft.expand(4, -1))
-    torch.testing.assert_close(emitted, target, rtol=0, atol=1e-14)
+    assert_lossless(TOKEN_VERIFIERS["optimal"], target, draft.expand(4, -1), atol=1e-14)
 
 
 @pytest.mark.parametrize("drafts", [1, 2, 3, 4])
@@ -142,8 +137,7 @@ def test_a_tournament_of_the_keys_that_move_is_exact(drafts: int, monkeypatch: p
     for target, draft in (
         torch.nn.functional.pad(torch.stack(pair), (6, 8)) for pair in random_pairs(60, seed=7, largest=5)
     ):
-        emitted, _ = expected_distribution(TOKEN_VERIFIERS["optimal"], target, draft.expand(drafts, -1))
-        torch.testing.assert_close(emitted, target, rtol=0, atol=1e-12)
+        assert_lossless(TOKEN_VERIFIERS["optimal"], target, draft.expand(drafts, -1))
         joint = joint_distribution(draft.expand(drafts, -1), "iid")
         given = target.expand(len(joint.probs), -1), draft.expand(len(joint.probs), -1)
         chosen, selected = TOURNAMENT.select_by_key(*given, joint.tokens)
@@ -350,20 +344,9 @@ def test_greedy_with_two_drafts_is_spechub() -> None:
     assert seen > 30
 
 
-FIGURE_2 = [  # panel's fixed q1, q2, optimal, K-SEQ, SpecInfer: two drafts uniform on three tokens
-    (1 / 3, 0.05, 0.938889, 0.847036, 0.811111),
-    (1 / 3, 0.144444, 1, 0.910714, 0.874074),
-    (1 / 3, 0.238889, 1, 0.966534, 0.937037),
-    (1 / 3, 1 / 3, 1, 1, 1),
-    (1 / 6, 0.05, 0.772222, 0.724849, 0.700000),
-    (1 / 6, 0.172222, 0.894444, 0.815428, 0.781481),
-    (1 / 6, 0.294444, 1, 0.899904, 0.862963),
-    (1 / 6, 0.416667, 1, 0.962475, 0.944444),
-]
-
-
-@pytest.mark.parametrize(("first", "second", "best", "k_seq", "specinfer"), FIGURE_2)
-def test_figure_2_of_mdss(first: float, second: float, best: float, k_seq: float, specinfer: float) -> None:
+@pytest.mark.parametrize(("panel", "second", "best", "k_seq", "specinfer"), FIGURE_2)
+def test_figure_2_of_mdss(panel: str, second: float, best: float, k_seq: float, specinfer: float) -> None:
+    first = {"left": 1 / 3, "right": 1 / 6}[panel]
     target = torch.tensor([first, second, 1 - first - second], dtype=torch.float64)
     draft = torch.full((2, 3), 1 / 3, dtype=torch.float64)
     for name, expected in (("optimal", best), ("importance", best), ("k_seq", k_seq), ("specinfer", specinfer)):

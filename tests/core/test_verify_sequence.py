@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import itertools
-import math
 from functools import partial
 
 import numpy as np
@@ -68,20 +67,16 @@ def test_tree_verifiers_are_lossless_when_other_drafts_lie_between_equal_ones(
     assert max(errors) <= 1e-12
 
 
-def kept(name: str, target: dict[tuple[int, ...], Tensor], draft: dict[tuple[int, ...], Tensor], length: int) -> float:
-    """The tokens that two sequences keep on average, over every pair of them."""
-    total, vocab = 0.0, len(draft[()])
-    paths = list(itertools.product(range(vocab), repeat=length))
-    for pair in itertools.product(paths, repeat=2):
-        chance = math.prod(float(draft[path[:i]][path[i]]) for path in pair for i in range(length))
-        q = torch.stack([torch.stack([target[path[:i]] for i in range(length + 1)]) for path in pair])
-        p = torch.stack([torch.stack([draft[path[:i]] for i in range(length)]) for path in pair])
-        actual = (
-            TREE_VERIFIERS[name].distribution(q, p, torch.tensor(pair))
-            if name in TREE_VERIFIERS
-            else sequences_distribution(TOKEN_VERIFIERS[name], q, p, torch.tensor(pair))
-        )
-        total += chance * sum(share * (len(tokens) - 1) for tokens, share in actual.items())
+def kept_on_average(name: str, models: sequences._Models, length: int) -> float:
+    """The tokens that a verifier keeps of drafted sequences of this length."""
+    if name in TREE_VERIFIERS:
+        distribution = TREE_VERIFIERS[name].distribution
+    else:
+        distribution = partial(sequences_distribution, TOKEN_VERIFIERS[name])
+    total = 0.0
+    for drafted in sequences._enumerate_drafts(models, "iid", length):
+        emitted = distribution(*models.along(drafted.tokens), drafted.tokens)
+        total += drafted.chance * sum(share * (len(tokens) - 1) for tokens, share in emitted.items())
     return total
 
 
@@ -89,22 +84,10 @@ def test_a_selected_path_keeps_no_fewer_tokens_as_a_block() -> None:
     """The key tournament's path, block by block against token by token; strictly more somewhere."""
     gains = []
     for seed in range(8):
-        contexts = [c for n in range(3) for c in itertools.product(range(3), repeat=n)]
-        target, draft = (
-            dict(zip(contexts, random_distributions(len(contexts), 3, seed=s), strict=True)) for s in (seed, 100 + seed)
-        )
-        gains.append(kept("optimal_block", target, draft, 2) - kept("optimal", target, draft, 2))
+        models = sequences._models("iid", 3, 2, 2, seed)
+        gains.append(kept_on_average("optimal_block", models, 2) - kept_on_average("optimal", models, 2))
     assert min(gains) > -1e-12
     assert max(gains) > 1e-3
-
-
-def kept_on_average(name: str, models: sequences._Models, length: int) -> float:
-    """The tokens that a verifier of trees keeps on average."""
-    total = 0.0
-    for drafted in sequences._enumerate_drafts(models, "iid", length):
-        stops = TREE_VERIFIERS[name].stops(*models.along(drafted.tokens), drafted.tokens)
-        total += drafted.chance * sum(stop.chance * stop.length for stop in stops)
-    return total
 
 
 def most_of_any_plan(models: sequences._Models, length: int) -> float:

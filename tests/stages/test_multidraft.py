@@ -32,17 +32,7 @@ from draftlab.stages._pairs import RecordedPairs
 from draftlab.stages._stage import Bench, NoInputs
 from tests.optimum import optimum_by_subsets, optimum_without_replacement
 from tests.pair import small_llama
-
-PRINTED_REGION = [  # panel, q2, optimal, K-SEQ, SpecInfer at K = 2 (MDSS Fig. 2)
-    ("left", 0.05, 0.938889, 0.847036, 0.811111),
-    ("left", 0.144444, 1, 0.910714, 0.874074),
-    ("left", 0.238889, 1, 0.966534, 0.937037),
-    ("left", 1 / 3, 1, 1, 1),
-    ("right", 0.05, 0.772222, 0.724849, 0.700000),
-    ("right", 0.172222, 0.894444, 0.815428, 0.781481),
-    ("right", 0.294444, 1, 0.899904, 0.862963),
-    ("right", 0.416667, 1, 0.962475, 0.944444),
-]
+from tests.verify_cases import FIGURE_2
 
 
 def computed(num_drafts, points):
@@ -69,7 +59,7 @@ def printed_region():
     return by_point(computed([2], 121))
 
 
-@pytest.mark.parametrize(("panel", "q2", "optimal", "k_seq", "specinfer"), PRINTED_REGION)
+@pytest.mark.parametrize(("panel", "q2", "optimal", "k_seq", "specinfer"), FIGURE_2)
 def test_region_has_the_known_values(printed_region, panel, q2, optimal, k_seq, specinfer):
     line = printed_region.loc[(2, panel)]
     for scheme, value in (("optimal", optimal), ("k_seq", k_seq), ("specinfer", specinfer)):

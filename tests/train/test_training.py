@@ -129,13 +129,6 @@ def test_a_loss_that_is_not_a_number_stops_with_a_remedy():
         training.update(training.adamw(model), [model(torch.full((1, 4), float("nan"))).sum()], 1.0)
 
 
-def test_schedule_warms_up_and_ends_at_its_floor():
-    schedule = training.Schedule(1.0, 100, warmup=10, floor=0.05)
-    assert schedule.at(0) == pytest.approx(0.1)
-    assert schedule.at(10) == pytest.approx(1.0)
-    assert schedule.at(100) == pytest.approx(0.05)
-
-
 @pytest.mark.parametrize(("warmup", "floor"), [(3, 0.05), (0, 0.0)])
 def test_every_step_has_its_learning_rate_to_the_last_bit(tmp_path, monkeypatch, warmup, floor):
     """The weights behind published tables depend on these numbers, and a resumed run has the same."""
