@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from tests.conftest import ROOT
@@ -22,24 +24,43 @@ def environment(folder: Path) -> dict[str, str]:
     }
 
 
-def snakemake(folder: Path, *arguments: str, check: bool = True, cores: int = 2) -> str:
-    """Run Snakemake in a copy of the checkout; return what it printed."""
+def snakemake(
+    folder: Path, *arguments: str, check: bool = True, cores: int = 2, env: dict[str, str] | None = None
+) -> str:
+    """Run Snakemake in a copy of the checkout, or in the environment of one; return what it printed."""
+    command = ["snakemake", "--cores", str(cores), *arguments]
     done = subprocess.run(
-        ["snakemake", "--cores", str(cores), *arguments],
-        cwd=folder,
-        env=environment(folder),
-        capture_output=True,
-        text=True,
-        timeout=1500,
+        command, cwd=folder, env=env or environment(folder), capture_output=True, text=True, timeout=2400
     )
     output = done.stdout + done.stderr
     assert not check or done.returncode == 0, output[-6000:]
     return output
 
 
+def stand_in(program: Path, body: str) -> Path:
+    """A shell script in the place of a program."""
+    program.parent.mkdir(parents=True, exist_ok=True)
+    program.unlink(missing_ok=True)
+    program.write_text(f"#!/bin/sh\n{body}\n")
+    program.chmod(0o755)
+    return program
+
+
 def jobs(output: str) -> dict[str, int]:
     """The number of jobs by rule, from a dry run's table."""
     return {rule: int(count) for rule, count in re.findall(r"^(\w+) +(\d+)$", output, re.MULTILINE) if rule != "total"}
+
+
+@contextlib.contextmanager
+def edited(file: Path, old: str, new: str) -> Iterator[None]:
+    """A file in which ``new`` stands for ``old`` until the block ends; for an ``old`` of "", the file with ``new`` at its end."""
+    text = file.read_text()
+    assert old in text
+    try:
+        file.write_text(text.replace(old, new) if old else text + new)
+        yield
+    finally:
+        file.write_text(text)
 
 
 def copy_checkout(folder: Path, *more: str) -> Path:

@@ -16,6 +16,7 @@ import pytest
 
 from draftlab import forks
 from draftlab.files import fork_client
+from tests.checkout import stand_in
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks are used on Linux alone")
 
@@ -112,8 +113,7 @@ def test_a_stopped_client_ends_its_verb_in_order(place: Path, tmp_path: Path, nu
 
 @pytest.mark.parametrize("threads", ["1", "2"])
 def test_without_a_listener_or_with_threads_the_command_itself_runs(place: Path, tmp_path: Path, threads: str) -> None:
-    (tmp_path / "draftlab").write_text('#!/bin/sh\necho itself "$@"\n')
-    (tmp_path / "draftlab").chmod(0o755)
+    stand_in(tmp_path / "draftlab", 'echo itself "$@"')
     where = tmp_path / "nobody" if threads == "1" else place
     env = os.environ | fork_client.ALONE | {"MKL_NUM_THREADS": threads, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     command = [sys.executable, "-IS", fork_client.__file__, where, "say", "a b"]

@@ -11,14 +11,15 @@ from typing import Any
 
 import pytest
 
+from tests.checkout import stand_in
+
 JOB = "import os, sys; print(os.environ['CUDA_VISIBLE_DEVICES'], flush=True); sys.stdin.read()"
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Any]:
     """Starts a job on some GPUs of a machine that has GPU-a, GPU-b and GPU-c; it prints those it may use, and ends with its input."""
-    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nprintf 'GPU-a\\nGPU-b\\nGPU-c\\n'\n")
-    (tmp_path / "nvidia-smi").chmod(0o755)
+    stand_in(tmp_path / "nvidia-smi", "printf 'GPU-a\\nGPU-b\\nGPU-c\\n'")
     plain = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
     env = plain | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "TMPDIR": str(tmp_path)}
     jobs = []

@@ -40,21 +40,31 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def folder(made: Path, tmp_path: Path) -> Path:
-    """A copy to damage."""
-    return Path(shutil.copytree(made, tmp_path / "made"))
+def folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy to damage, in which commands run."""
+    folder = Path(shutil.copytree(made, tmp_path / "made"))
+    monkeypatch.chdir(folder)
+    return folder
 
 
-def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str | Path) -> tuple[int, str]:
-    """Exit code of one draftlab command in this process, and all that it wrote to the terminal."""
-    monkeypatch.setattr(sys, "argv", ["draftlab", *map(str, words)])
-    code, said = 0, ""
-    try:
-        cli.main()
-    except SystemExit as error:
-        code, said = (1, str(error.code)) if isinstance(error.code, str) else (int(error.code or 0), "")
-    printed = capfd.readouterr()
-    return code, printed.out + printed.err + said
+Draftlab = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def draftlab(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Draftlab:
+    """Run one draftlab command in this process; its exit code, and all that it wrote to the terminal."""
+
+    def run(*words: str | Path) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["draftlab", *map(str, words)])
+        code, said = 0, ""
+        try:
+            cli.main()
+        except SystemExit as error:
+            code, said = (1, str(error.code)) if isinstance(error.code, str) else (int(error.code or 0), "")
+        printed = capfd.readouterr()
+        return code, printed.out + printed.err + said
+
+    return run
 
 
 ANSWER = "answer --target models/target --prompts prompts.jsonl --requests 4 --max-new-tokens 4 --out out"
@@ -126,19 +136,13 @@ BAD_FILES = [
     ("command", "file", "damage"), [(command, file, name) for command, file, names in BAD_FILES for name in names]
 )
 def test_a_damaged_file_is_one_line_and_exit_code_1(
-    command: str,
-    file: str,
-    damage: str,
-    folder: Path,
-    capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    command: str, file: str, damage: str, folder: Path, draftlab: Draftlab
 ) -> None:
-    monkeypatch.chdir(folder)
     (folder / "rows.csv").write_text("a,b\n10,20\n")
     (folder / "claims.csv").write_text("claim_id\n")
     (folder / "mdss_region.csv").write_bytes(table_bytes(ROOT / "paper_figures/laptop/data/mdss_region.csv.gz"))
     DAMAGES[damage](folder / file)
-    code, said = run(capfd, monkeypatch, *command.split())
+    code, said = draftlab(*command.split())
     assert code == 1, said
     errors = [line for line in said.splitlines() if line.startswith("draftlab: error:")]
     assert len(errors) == 1, said
@@ -177,14 +181,10 @@ BAD_SETTINGS = [
 
 @pytest.mark.parametrize(("command", "message"), BAD_SETTINGS)
 def test_a_setting_that_cannot_work_is_one_line_and_writes_nothing(
-    command: str,
-    message: str,
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    command: str, message: str, tmp_path: Path, draftlab: Draftlab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    code, said = run(capfd, monkeypatch, *command.split(), "--out", "out")
+    code, said = draftlab(*command.split(), "--out", "out")
     assert code == 1, said
     assert re.fullmatch(rf"draftlab: error: {message}.*", said)
     assert list(tmp_path.iterdir()) == []
@@ -207,13 +207,10 @@ def test_the_payload_would_run() -> None:
 
 @pytest.mark.parametrize("command", [ANSWER, EXPORT, COPY])
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.safetensors"])
-def test_a_pickle_in_a_model_folder_is_never_loaded(
-    command: str, name: str, folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(folder)
+def test_a_pickle_in_a_model_folder_is_never_loaded(command: str, name: str, folder: Path, draftlab: Draftlab) -> None:
     (folder / "models/target/model.safetensors").unlink()
     (folder / "models/target" / name).write_bytes(pickle.dumps(Payload()))
-    code, said = run(capfd, monkeypatch, *command.split())
+    code, said = draftlab(*command.split())
     assert code == 1, said
     assert "Traceback" not in said
     assert not (folder / "ran").exists()
@@ -221,10 +218,7 @@ def test_a_pickle_in_a_model_folder_is_never_loaded(
 
 
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "EvilForCausalLM"])
-def test_code_in_a_model_folder_is_neither_run_nor_copied(
-    architecture: str, folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(folder)
+def test_code_in_a_model_folder_is_neither_run_nor_copied(architecture: str, folder: Path, draftlab: Draftlab) -> None:
     model = folder / "models/target"
     for name in ("modeling_evil.py", "configuration_evil.py", "tokenization_evil.py"):
         (model / name).write_text("open('ran', 'w')\nclass Evil: pass\n")
@@ -236,10 +230,10 @@ def test_code_in_a_model_folder_is_neither_run_nor_copied(
             fields |= {"architectures": [architecture]}
             fields |= {"model_type": "evil"} if architecture.startswith("Evil") else {}
         (model / name).write_text(json.dumps(fields))
-    code, said = run(capfd, monkeypatch, *ANSWER.split())
+    code, said = draftlab(*ANSWER.split())
     assert code == (0 if architecture.startswith("Llama") else 1), said  # a known architecture needs no code of its own
     assert "Traceback" not in said
-    code, said = run(capfd, monkeypatch, *COPY.replace("--out out", "--out copy").split())
+    code, said = draftlab(*COPY.replace("--out out", "--out copy").split())
     assert code == 0, said
     assert (folder / "copy/config.json").exists()
     assert not list((folder / "copy").glob("*.py"))
@@ -272,10 +266,9 @@ ENTRY_POINTS = {
 @pytest.mark.parametrize("slow_tokenizer", [False, True])
 @pytest.mark.parametrize("entry", ENTRY_POINTS)
 def test_code_of_a_model_folder_runs_at_no_entry_point(
-    entry: str, slow_tokenizer: bool, folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    entry: str, slow_tokenizer: bool, folder: Path, draftlab: Draftlab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not even when somebody says yes to every question."""
-    monkeypatch.chdir(folder)
     monkeypatch.setattr("builtins.input", lambda *_: "y")
     for model in (folder / "models/target", folder / "models/draft"):
         (model / "evil.py").write_text(f"open({str(folder / 'ran')!r}, 'w')\nclass Evil: pass\n")
@@ -288,7 +281,7 @@ def test_code_of_a_model_folder_runs_at_no_entry_point(
             (model / "tokenizer.json").unlink()
             (model / "vocab.json").write_text(json.dumps({"a": 0, "b": 1}))
             (model / "merges.txt").write_text("#version: 0.2\n")
-    _, said = run(capfd, monkeypatch, *ENTRY_POINTS[entry].split())
+    _, said = draftlab(*ENTRY_POINTS[entry].split())
     assert "Traceback" not in said
     assert not (folder / "ran").exists(), said
 
@@ -307,13 +300,10 @@ def test_every_call_of_transformers_refuses_code() -> None:
         assert said.get("trust_remote_code") == "False", f"{path}:{call.lineno}"
 
 
-def test_a_template_of_the_models_own_runs_in_a_sandbox(
-    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(folder)
+def test_a_template_of_the_models_own_runs_in_a_sandbox(folder: Path, draftlab: Draftlab) -> None:
     escape = "{{ ''.__class__.__mro__[1].__subclasses__() }}{{ cycler.__init__.__globals__.os.system('touch ran') }}"
     (folder / "models/target/chat_template.jinja").write_text(escape)
-    code, said = run(capfd, monkeypatch, *ANSWER.split(), "--template", "own")
+    code, said = draftlab(*ANSWER.split(), "--template", "own")
     assert code == 1, said
     assert "Traceback" not in said
     assert not (folder / "ran").exists()
@@ -321,10 +311,7 @@ def test_a_template_of_the_models_own_runs_in_a_sandbox(
 
 @pytest.mark.parametrize("name", ["../secret.safetensors", "/etc/passwd", "sub/part.safetensors"])
 @pytest.mark.parametrize("command", [ANSWER, EXPORT])
-def test_an_index_of_weights_names_no_file_elsewhere(
-    command: str, name: str, folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(folder)
+def test_an_index_of_weights_names_no_file_elsewhere(command: str, name: str, folder: Path, draftlab: Draftlab) -> None:
     weights = folder / "models/target/model.safetensors"
     (weights.parent / "sub").mkdir()
     for place in ("../secret.safetensors", "sub/part.safetensors"):
@@ -332,7 +319,7 @@ def test_an_index_of_weights_names_no_file_elsewhere(
     index = {"weight_map": dict.fromkeys(load_file(weights), name)}
     (weights.parent / "model.safetensors.index.json").write_text(json.dumps(index))
     weights.unlink()  # it would prevail
-    code, said = run(capfd, monkeypatch, *command.split())
+    code, said = draftlab(*command.split())
     assert code == 1
     assert "not an index of weights in its folder" in said
 
@@ -340,31 +327,28 @@ def test_an_index_of_weights_names_no_file_elsewhere(
 @pytest.mark.parametrize("name", ["../../escape", "/etc/passwd", "gsm8k/../../escape", "gsm8k\x00", "~/x", "", "-h"])
 @pytest.mark.parametrize("source", ["generator", "hub"])
 def test_a_dataset_name_is_no_path(
-    name: str, source: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    name: str, source: str, tmp_path: Path, draftlab: Draftlab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["--split", "train", "--source", source, "--rows", "1", "--out", "out/raw.jsonl", f"--dataset={name}"]
-    code, said = run(capfd, monkeypatch, "data", "fetch", *words)
+    code, said = draftlab("data", "fetch", *words)
     assert code == 1
     assert "unknown dataset" in said
     assert list(tmp_path.iterdir()) == []
 
 
-def test_text_of_requests_reaches_no_terminal_as_it_is(
-    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_text_of_requests_reaches_no_terminal_as_it_is(folder: Path, draftlab: Draftlab) -> None:
     """Prompts, ids, keys, names of files: in what is printed and in what is refused."""
-    monkeypatch.chdir(folder)
     mine = folder / f"mine{HOSTILE[:12]}.jsonl"
     rows = [{"prompt": f"{HOSTILE} {n}", "id": HOSTILE} for n in range(4)]
     mine.write_text("\n".join([*map(json.dumps, rows), "{broken " + HOSTILE]), encoding="utf-8")
-    outputs = [run(capfd, monkeypatch, "data", "check", mine)]
+    outputs = [draftlab("data", "check", mine)]
     words = ["--dataset", "prompts", "--source", "raw", "--raw", mine, "--eval", "1", "--out", "data"]
-    outputs.append(run(capfd, monkeypatch, "data", "make", *words))
+    outputs.append(draftlab("data", "make", *words))
     (folder / "prompts.jsonl").write_text(json.dumps({HOSTILE: 1}) + "\n")
-    outputs.append(run(capfd, monkeypatch, *ANSWER.split()))
-    outputs.append(run(capfd, monkeypatch, "data", "fetch", "--dataset", HOSTILE, "--split", "train", "--out", "x"))
-    outputs.append(run(capfd, monkeypatch, "gguf", "export", "--model", folder / HOSTILE[:20], "--out", "x"))
+    outputs.append(draftlab(*ANSWER.split()))
+    outputs.append(draftlab("data", "fetch", "--dataset", HOSTILE, "--split", "train", "--out", "x"))
+    outputs.append(draftlab("gguf", "export", "--model", folder / HOSTILE[:20], "--out", "x"))
     assert [code for code, _ in outputs] == [0, 0, 1, 1, 1]
     for _, said in outputs:
         assert said

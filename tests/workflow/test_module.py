@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-
 import pandas as pd
 import pytest
 import yaml
 
-from tests.checkout import environment, jobs
+from tests.checkout import environment, jobs, snakemake
 from tests.conftest import ROOT
 
 pytestmark = pytest.mark.workflow
@@ -34,16 +32,7 @@ rule best:
 
 
 def outer(folder, *words):
-    done = subprocess.run(
-        ["snakemake", "--cores", "1", *words],
-        cwd=folder,
-        env=environment(ROOT),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout + done.stderr
+    return snakemake(folder, *words, cores=1, env=environment(ROOT))
 
 
 def test_another_workflow_imports_its_rules_and_reads_its_tables(tmp_path):

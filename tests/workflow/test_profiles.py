@@ -13,7 +13,7 @@ import yaml
 
 from draftlab import plan
 from draftlab.stages import STAGES
-from tests.checkout import copy_checkout, environment, jobs, snakemake
+from tests.checkout import copy_checkout, environment, jobs, snakemake, stand_in
 from tests.conftest import ROOT
 
 CLUSTERS = ("slurm", "generic", "kubernetes")
@@ -36,12 +36,8 @@ def test_every_rule_says_what_it_needs():
         assert f'**resources_of("{name}")' in text
         assert f'threads: threads_of("{name}")' in text
         assert "message:" in text
-    for words in (
-        "**resources_of(STAGE.name)",
-        "all_cores() if STAGE.exclusive else threads_of(STAGE.name)",
-        "message:",
-    ):
-        assert words in CELL
+    asks = ("**resources_of(STAGE.name)", "all_cores() if STAGE.exclusive else threads_of(STAGE.name)", "message:")
+    assert all(words in CELL for words in asks)
 
 
 @pytest.mark.workflow
@@ -76,14 +72,8 @@ def test_a_profile_names_only_rules_and_gives_measurements_their_threads(name):
 def submitted(folder, rule, target, *words):
     """The rule and the threads of the job that a cluster is asked for."""
     submit = ("--executor=cluster-generic", "--cluster-generic-submit-cmd=echo {rule} {threads} >submitted; false")
-    words = (
-        "--workflow-profile=none",
-        "--jobs=1",
-        "--seconds-between-status-checks=1",
-        *words,
-        f"--allowed-rules={rule}",
-    )
-    command = ["snakemake", *submit, *words, "--", target]
+    plain = ("--workflow-profile=none", "--jobs=1", "--seconds-between-status-checks=1")
+    command = ["snakemake", *submit, *plain, *words, f"--allowed-rules={rule}", "--", target]
     subprocess.run(command, cwd=folder, env=environment(folder), capture_output=True, timeout=300)
     return (folder / "submitted").read_text()
 
@@ -116,17 +106,8 @@ def test_a_measurement_asks_for_every_core_that_is_counted(tmp_path, cores, aske
     assert found == f"latency_alpha {asked}\n"
 
 
-SQUEUE = {
-    "COMPLETED": "success",
-    "COMPLETING": "running",
-    "PENDING": "running",
-    "RUNNING": "running",
-    "FAILED": "failed",
-    "OUT_OF_MEMORY": "failed",
-    "TIMEOUT": "failed",
-    "CANCELLED": "failed",
-    "NODE_FAIL": "failed",
-}
+SQUEUE = {"COMPLETED": "success"} | dict.fromkeys(["COMPLETING", "PENDING", "RUNNING"], "running")
+SQUEUE |= dict.fromkeys(["FAILED", "OUT_OF_MEMORY", "TIMEOUT", "CANCELLED", "NODE_FAIL"], "failed")
 
 
 @pytest.mark.parametrize(
@@ -141,8 +122,7 @@ SQUEUE = {
 )
 def test_the_generic_profile_sees_how_a_job_ended(tmp_path, squeue, sacct, status):
     for name, body in (("squeue", squeue), ("sacct", sacct)):
-        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
-        (tmp_path / name).chmod(0o755)
+        stand_in(tmp_path / name, body)
     folder = ROOT / "profiles/generic"
     command = folder / yaml.safe_load((folder / "config.yaml").read_text())["cluster-generic-status-cmd"]
     env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
@@ -225,17 +205,15 @@ def kubernetes(tmp_path):
     """A folder of Jobs, and the environment of a checkout whose ``kubectl`` keeps them there."""
     jobs_folder, folder, image = tmp_path / "jobs", copy_checkout(tmp_path / "checkout"), tmp_path / "image"
     jobs_folder.mkdir()
-    image.mkdir()
-    (image / "python").write_text(f'#!/bin/sh\necho used >>{tmp_path}/python\nexec {sys.executable} "$@"\n')
-    (image / "draftlab").write_text(f'#!/bin/sh\nexec {sys.executable} -m draftlab "$@"\n')
-    stand_in = tmp_path / "bin/kubectl"
-    stand_in.parent.mkdir()
-    stand_in.write_text(KUBECTL.format(python=sys.executable, jobs=str(jobs_folder), image=str(image)))
-    for path in (image / "python", image / "draftlab", stand_in):
-        path.chmod(0o755)
+    stand_in(image / "python", f'echo used >>{tmp_path}/python\nexec {sys.executable} "$@"')
+    stand_in(image / "draftlab", f'exec {sys.executable} -m draftlab "$@"')
+    kubectl = tmp_path / "bin/kubectl"
+    kubectl.parent.mkdir()
+    kubectl.write_text(KUBECTL.format(python=sys.executable, jobs=str(jobs_folder), image=str(image)))
+    kubectl.chmod(0o755)
     env = environment(folder)
     env |= {"DRAFTLAB_IMAGE": "draftlab:1", "DRAFTLAB_CLAIM": "work", "DRAFTLAB_MOUNT": str(tmp_path)}
-    env |= {"HF_HOME": f"{tmp_path}/hub", "PATH": f"{stand_in.parent}:{env['PATH']}"}
+    env |= {"HF_HOME": f"{tmp_path}/hub", "PATH": f"{kubectl.parent}:{env['PATH']}"}
     return folder, jobs_folder, env
 
 
@@ -245,24 +223,10 @@ def test_the_kubernetes_profile_runs_jobs_with_their_needs_in_the_image(kubernet
     checkout, jobs_folder, env = kubernetes
     folder = tmp_path / "elsewhere"
     folder.mkdir()
-    words = ("--seconds-between-status-checks=1", "--latency-wait=5", "results/smoke/mdss_region.csv")
-    done = subprocess.run(
-        [
-            *(
-                "snakemake",
-                "--snakefile",
-                checkout / "Snakefile",
-                "--workflow-profile",
-                checkout / "profiles/kubernetes",
-            ),
-            *(*words, "--config", "scale=smoke"),
-        ],
-        cwd=folder,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    command = ["snakemake", f"--snakefile={checkout}/Snakefile", f"--workflow-profile={checkout}/profiles/kubernetes"]
+    command += ["--seconds-between-status-checks=1", "--latency-wait=5", "results/smoke/mdss_region.csv"]
+    command += ["--config", "scale=smoke"]
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (folder / "results/smoke/mdss_region.csv").exists()
     pods = [json.loads(path.read_text())["job"]["spec"]["template"]["spec"] for path in jobs_folder.iterdir()]
@@ -298,12 +262,7 @@ def test_the_kubernetes_profile_asks_for_gpus_sees_what_became_of_a_job_and_dele
     assert not path.exists()
     assert said(status, name) == "failed"
     env["HF_HOME"] = "/elsewhere"
-    refused = subprocess.run(
-        ["profiles/kubernetes/submit", "1", "1", "0", "1", "job.sh"],
-        cwd=folder,
-        env=env,
-        capture_output=True,
-        text=True,
-    )
+    command = ["profiles/kubernetes/submit", "1", "1", "0", "1", "job.sh"]
+    refused = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
     assert refused.returncode == 1
     assert "is not below DRAFTLAB_MOUNT" in refused.stderr

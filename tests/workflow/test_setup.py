@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.checkout import stand_in
 from tests.conftest import ROOT
 
 TOOLS = (
@@ -43,17 +44,8 @@ def checkout(tmp_path) -> Path:
         if found := shutil.which(name):
             (tools / name).symlink_to(found)
     (tools / "python3").symlink_to(sys.executable)
-    stand_in(tmp_path, "c++", "exit 0")
+    stand_in(tmp_path / "bin/c++", "exit 0")
     return tmp_path
-
-
-def stand_in(checkout: Path, name: str, body: str) -> Path:
-    """A tool of that name which does something else."""
-    path = checkout / "bin" / name
-    path.unlink(missing_ok=True)
-    path.write_text(f"#!/bin/sh\n{body}\n")
-    path.chmod(0o755)
-    return path
 
 
 def failure(checkout: Path, **more: str) -> str:
@@ -89,8 +81,8 @@ echo "$CMAKE_ARGS $*" >>commands"""
 def setup(checkout):
     """Runs the script with the Python that notes its commands; ``more`` in its environment. Its pip commands, and its last line."""
     version = re.search(r"^llama-cpp-python==(.*)$", (checkout / "envs/constraints.txt").read_text(), re.M)[1]
-    stand_in(checkout, "python3", PYTHON.format(version=version))
-    stand_in(checkout, "df", "echo header; echo disk 1 1 9000 1% /")
+    stand_in(checkout / "bin/python3", PYTHON.format(version=version))
+    stand_in(checkout / "bin/df", "echo header; echo disk 1 1 9000 1% /")
     (checkout / "bin/cp").symlink_to(shutil.which("cp"))
     env = {"PATH": str(checkout / "bin"), "HOME": str(checkout), "CPUINFO": str(checkout / "cpuinfo")}
 
@@ -128,9 +120,9 @@ def flags(told: list[str]) -> list[set[str]]:
 
 def test_llama_cpp_is_compiled_for_the_processor_as_far_as_the_compiler_knows_it(checkout, setup):
     (checkout / "cpuinfo").write_text("flags: sse avx2 avx512bw avx512_vnni avx512_bf16 amx_tile\n")
-    stand_in(checkout, "c++", 'case "$1" in -mavx512bf16) exit 1 ;; esac')
+    stand_in(checkout / "bin/c++", 'case "$1" in -mavx512bf16) exit 1 ;; esac')
     assert flags(setup()) == [{"AVX512", "AVX512_VNNI"}]
-    stand_in(checkout, "clang++-16", "exit 0")  # gcc's AMX crashes, clang's does not
+    stand_in(checkout / "bin/clang++-16", "exit 0")  # gcc's AMX crashes, clang's does not
     assert flags(setup()) == [{"AVX512", "AVX512_VNNI"} | AMX]
 
 
@@ -139,7 +131,7 @@ def test_llama_cpp_is_compiled_for_the_processor_as_far_as_the_compiler_knows_it
 )
 def test_amx_without_clang_is_said(checkout, setup, flag, compiler, said):
     (checkout / "cpuinfo").write_text(f"flags: avx512bw {flag}\n")
-    stand_in(checkout, compiler, "exit 0")
+    stand_in(checkout / "bin" / compiler, "exit 0")
     setup()
     assert (checkout / "said").read_text().count("apt install clang-16") == said
 
@@ -147,7 +139,7 @@ def test_amx_without_clang_is_said(checkout, setup, flag, compiler, said):
 @pytest.mark.parametrize(("flag", "tried"), [("", [{"AVX512"}, set()]), ("amx_tile", [{"AVX512"} | AMX, {"AVX512"}])])
 def test_a_build_that_fails_its_self_check_is_not_kept(checkout, setup, flag, tried):
     (checkout / "cpuinfo").write_text(f"flags: avx512bw {flag}\n")
-    stand_in(checkout, "clang++-16", "exit 0")
+    stand_in(checkout / "bin/clang++-16", "exit 0")
     python = (checkout / "bin/python3").read_text()
     once = """case "$*" in *self_check*) if [ ! -e failed ]; then touch failed; exit 1; fi ;; esac\n"""
     (checkout / "bin/python3").write_text(python.replace("#!/bin/sh\n", f"#!/bin/sh\n{once}"))
@@ -186,13 +178,11 @@ def test_a_venv_of_another_python_or_of_one_that_is_gone_is_made_anew_with_its_f
     setup()
     assert (checkout / ".venv/stays").exists()
     python = checkout / ".venv/bin/python"
-    for other in ("#!/bin/sh\necho Python 3.12", ""):
+    for is_gone in (False, True):
         (checkout / ".venv/stays").touch()
-        python.unlink()
-        if other:
-            python.write_text(other)
-            python.chmod(0o755)
-        else:
+        stand_in(python, "echo Python 3.12")
+        if is_gone:
+            python.unlink()
             python.symlink_to("/absent/python")
         setup()
         assert not (checkout / ".venv/stays").exists()
@@ -231,18 +221,18 @@ def test_no_compiler(checkout):
 
 
 def test_an_old_python_found_or_named(checkout):
-    old = stand_in(checkout, "python3", "exit 1")
+    old = stand_in(checkout / "bin/python3", "exit 1")
     assert "no Python 3.11 or newer found" in failure(checkout)
     assert f"{old} is not Python 3.11 or newer" in failure(checkout, PYTHON=str(old))
 
 
 def test_a_python_without_venv(checkout):
-    bare = stand_in(checkout, "bare", 'case "$2" in *ensurepip*) exit 1 ;; esac')
+    bare = stand_in(checkout / "bin/bare", 'case "$2" in *ensurepip*) exit 1 ;; esac')
     assert "apt install python3-venv" in failure(checkout, PYTHON=str(bare))
 
 
 def test_a_full_disk(checkout):
-    stand_in(checkout, "df", "echo header; echo disk 1 1 250 1% /")
+    stand_in(checkout / "bin/df", "echo header; echo disk 1 1 250 1% /")
     assert "only 250 MB free here" in failure(checkout)
 
 
@@ -268,7 +258,7 @@ def test_advisories_are_asked_where_they_can_be_had(checkout, body, code, words)
     """What the database does not know is no clean bill: a package that is not found ends a strict audit."""
     (checkout / "bin/tail").symlink_to(shutil.which("tail"))
     if body:
-        stand_in(checkout, "pip-audit", body)
+        stand_in(checkout / "bin/pip-audit", body)
     done = subprocess.run(
         ["envs/audit.sh"], cwd=checkout, env={"PATH": str(checkout / "bin")}, capture_output=True, text=True
     )

@@ -33,7 +33,6 @@ PATIENCE = (
     "--slurm-status-command=squeue",  # no accounting here
     "--slurm-init-seconds-before-status-checks=6",
     "--latency-wait=10",
-    "--cores=1",
     # A submission costs seconds, so that more than the profile groups is grouped.
     *("--groups", "clean=data", "answer=answers", "offline=drafts", "figure=figures"),
     *("--group-components", "data=8", "answers=8", "drafts=4", "figures=8"),
@@ -83,16 +82,8 @@ def unlucky(folder: Path) -> Path:
 
 def through(profile: str, folder: Path, cluster: dict[str, str], *words: str) -> str:
     """Run a copy of the checkout through a profile; what was printed."""
-    done = subprocess.run(
-        ["snakemake", "--workflow-profile", f"profiles/{profile}", *words],
-        cwd=folder,
-        env=environment(folder) | cluster,
-        capture_output=True,
-        text=True,
-        timeout=2400,
-    )
-    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
-    return done.stdout + done.stderr
+    words = ("--workflow-profile", f"profiles/{profile}", *words)
+    return snakemake(folder, *words, cores=1, env=environment(folder) | cluster)
 
 
 def restart_controller(cluster: dict[str, str], done: threading.Event, restarts: list[str]) -> None:
@@ -142,7 +133,7 @@ def test_tables_are_those_of_a_local_run_though_jobs_fail_and_the_controller_res
 def test_the_profile_for_other_schedulers_runs_with_its_commands_and_notices_a_kill(tmp_path, cluster):
     folder = copy_checkout(tmp_path / "generic")
     env = cluster | {"PATH": f"{unlucky(tmp_path).parent}:{cluster['PATH']}"}
-    words = ("--seconds-between-status-checks=1", "--latency-wait=10", "--cores=1")
+    words = ("--seconds-between-status-checks=1", "--latency-wait=10")
     output = through("generic", folder, env, *words, "--config", "scale=smoke", "experiments=mdss_region")
     assert len(re.findall(r"Trying to restart job \d+", output)) == 1  # killed for memory
     assert (folder / "results/smoke/report.html").stat().st_size > 10_000

@@ -14,7 +14,7 @@ import pytest
 
 from draftlab import cli, plan
 from draftlab.errors import UserError
-from tests.checkout import environment, snakemake
+from tests.checkout import environment, snakemake, stand_in
 from tests.conftest import ROOT
 
 
@@ -41,37 +41,37 @@ def test_a_typo_in_a_folder_is_no_hub_id(tmp_path: Path, monkeypatch: pytest.Mon
     assert plan.load_run({"scale": "smoke", "target": "owner/name"}, plan.WORKFLOW)
 
 
+def make(folder: Path, *words: str, **given: str) -> subprocess.CompletedProcess[str]:
+    """Run a copy of the Makefile beside stand-ins of the programs that it starts."""
+    shutil.copy(ROOT / "Makefile", folder)
+    environment = {key: own for key, own in os.environ.items() if key not in ("MAKEFLAGS", "MFLAGS")}
+    command = ["make", "-o", ".venv/ready", *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment | given)
+
+
 @pytest.mark.parametrize(
     "value", ["a=b;touch ran", "a=$(touch ran)", "a=`touch ran`", "a=b | touch ran", "a=$(shell touch ran)"]
 )
 @pytest.mark.parametrize("given", ["word", "environment"])
 def test_make_runs_nothing_of_config(value: str, given: str, tmp_path: Path) -> None:
-    (tmp_path / "Makefile").write_text((ROOT / "Makefile").read_text())
-    (tmp_path / ".venv/bin").mkdir(parents=True)
-    (tmp_path / ".venv/ready").touch()
     for name in ("snakemake", "draftlab"):
-        (tmp_path / ".venv/bin" / name).write_text('#!/bin/sh\nfor word; do echo "<$word>"; done\n')
-        (tmp_path / ".venv/bin" / name).chmod(0o755)
-    words = ["make", "-o", ".venv/ready", "reproduce", *([f"CONFIG={value}"] if given == "word" else [])]
-    environment = {key: own for key, own in os.environ.items() if key not in ("MAKEFLAGS", "MFLAGS")}
-    environment |= {"CONFIG": value} if given == "environment" else {}
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, env=environment)
+        stand_in(tmp_path / ".venv/bin" / name, 'for word; do echo "<$word>"; done')
+    (tmp_path / ".venv/ready").touch()
+    if given == "word":
+        done = make(tmp_path, "reproduce", f"CONFIG={value}")
+    else:
+        done = make(tmp_path, "reproduce", CONFIG=value)
     assert not (tmp_path / "ran").exists()
-    assert [word for word in re.findall("<(.*)>", done.stdout) if word != "summary"][
-        -len(value.split()) :
-    ] == value.split(), done
+    told = [word for word in re.findall("<(.*)>", done.stdout) if word != "summary"]
+    assert told[-len(value.split()) :] == value.split(), done
 
 
 def test_make_figures_leaves_out_what_was_published_under_another_name(tmp_path: Path) -> None:
-    (tmp_path / "Makefile").write_text((ROOT / "Makefile").read_text())
-    for folder in (".venv/bin", "workflow/scales", "paper_figures/laptop/data", "paper_figures/my run/data"):
+    for folder in ("workflow/scales", "paper_figures/laptop/data", "paper_figures/my run/data"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "workflow/scales/laptop.yaml").touch()
-    (tmp_path / ".venv/bin/snakemake").write_text('#!/bin/sh\necho "drawn: $*"\n')
-    (tmp_path / ".venv/bin/snakemake").chmod(0o755)
-    environment = {key: own for key, own in os.environ.items() if key not in ("MAKEFLAGS", "MFLAGS")}
-    words = ["make", "-o", ".venv/ready", "figures"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, env=environment)
+    stand_in(tmp_path / ".venv/bin/snakemake", 'echo "drawn: $*"')
+    done = make(tmp_path, "figures")
     assert done.returncode == 0, done.stderr
     assert re.findall("drawn: .*", done.stdout) == ["drawn: --cores all paper_figures --config scale=laptop"]
     assert "paper_figures/my run is not redrawn" in done.stdout

@@ -12,7 +12,7 @@ from benchmarks import requests
 from draftlab import plan
 from draftlab.errors import UserError
 from draftlab.plan import times
-from tests.checkout import jobs, snakemake
+from tests.checkout import edited, jobs, snakemake
 
 pytestmark = pytest.mark.workflow
 
@@ -84,14 +84,9 @@ def test_curves_go_to_tensorboard_when_asked(finished):
 
 
 def test_one_value_of_one_experiment_reruns_only_its_cells(finished):
-    path = finished / "workflow/experiments/osd_online.yaml"
-    text = path.read_text()
-    try:
-        assert "update_interval: 8" in text
-        path.write_text(text.replace("update_interval: 8", "update_interval: 4"))
+    experiment = finished / "workflow/experiments/osd_online.yaml"
+    with edited(experiment, "update_interval: 8", "update_interval: 4"):
         found = jobs(snakemake(finished, "-n", "--config", "scale=smoke"))
-    finally:
-        path.write_text(text)
     assert found["online"] == 4
     assert set(found) <= {"online", "memory_traffic", "collect", "figure", "claims", "report", "all"}
 
@@ -112,27 +107,17 @@ def test_one_value_of_one_experiment_reruns_only_its_cells(finished):
     ],
 )
 def test_an_edit_of_what_is_shown_draws_it_again_and_measures_nothing(finished, file, old, new, rules):
-    path = finished / file
-    text = path.read_text()
-    assert old in text
-    try:
-        path.write_text(text.replace(old, new))
+    with edited(finished / file, old, new):
         found = jobs(snakemake(finished, "-n", "--config", "scale=smoke"))
-    finally:
-        path.write_text(text)
     assert set(found) == rules | {"all"}
 
 
 def test_a_second_run_has_nothing_to_do_nor_after_a_comment_and_a_loss_reruns_what_uses_it(finished):
-    path = finished / "src/draftlab/core/losses.py"
-    text = path.read_text()
-    try:
-        path.write_text(text + "\n# a comment\n")
+    losses = finished / "src/draftlab/core/losses.py"
+    with edited(losses, "", "\n# a comment\n"):
         assert "Nothing to be done" in snakemake(finished, "--config", "scale=smoke")
-        path.write_text(text + "\n\nEXTRA = 1\n")
+    with edited(losses, "", "\n\nEXTRA = 1\n"):
         found = jobs(snakemake(finished, "-n", "--config", "scale=smoke"))
-    finally:
-        path.write_text(text)
     assert {"offline", "online"} <= set(found)
     assert not {"target", "draft", "answer", "region", "clean", "pairs"} & set(found)
 
