@@ -28,12 +28,12 @@ from tests.engine.test_speculate import make, near
 COMMON = {"draft_len": 2, "top_k": [5], "requests": 6, "batch": 3, "max_new_tokens": 12, "past_end": True}
 
 
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> live.Inputs:
-    folder = tmp_path_factory.mktemp("pair")
+def pair_with_prompts(folder: Path, count: int, *more: Prompt) -> live.Inputs:
+    """A toy pair, and prompts for it."""
     tokenizer = train_tokenizer([f"word {i} of the text" for i in range(200)], 300)
     target = make(1, vocab=tokenizer.vocab_size)
-    write_jsonl(folder / "eval.jsonl", [Prompt(str(i), "toy", "eval", f"word {i}", f"text {i}") for i in range(6)])
+    prompts = [Prompt(str(i), "toy", "eval", f"word {i}", f"text {i}") for i in range(count)]
+    write_jsonl(folder / "eval.jsonl", [*prompts, *more])
     for name, model in {"target": target, "draft": near(target, 0.1)}.items():
         model.save(folder / name)
         tokenizer.save(folder / name)
@@ -41,6 +41,11 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> live.Inputs:
         target=folder / "target", draft=folder / "draft", prompts={"toy": folder / "eval.jsonl"},
         answers=Answers(max_new_tokens=12, template="plain"),
     )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> live.Inputs:
+    return pair_with_prompts(tmp_path_factory.mktemp("pair"), 6)
 
 
 def run(inputs: live.Inputs, **changes: object) -> pd.DataFrame:

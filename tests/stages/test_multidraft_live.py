@@ -14,14 +14,12 @@ from draftlab.core.verify.specinfer import specinfer
 from draftlab.core.verify.token import Decision, TokenVerifier
 from draftlab.data.prompts import Prompt
 from draftlab.engine.held_out import Request, Work
-from draftlab.engine.settings import Answers
 from draftlab.engine.speculate import speculate
-from draftlab.files.json_files import write_jsonl
 from draftlab.models.llama_decoder import LlamaDecoder
-from draftlab.models.tokenizer import train_tokenizer
 from draftlab.stages import live
 from draftlab.stages._stage import Bench
 from tests.engine.test_speculate import make, near, own_greedy
+from tests.stages.test_blocks_and_trees import pair_with_prompts
 
 VOCAB, EOS = 6, 5
 TARGET = make(3, vocab=VOCAB)
@@ -135,20 +133,10 @@ def test_a_first_draft_that_is_the_target_is_always_accepted():
 def tables(tmp_path_factory):
     """A live experiment on a toy pair: its rows."""
     folder = tmp_path_factory.mktemp("live")
-    tokenizer = train_tokenizer([f"word {i} of the text" for i in range(200)], 300)
-    target = make(1, vocab=tokenizer.vocab_size)
-    prompts = [Prompt(str(i), "toy", "eval", f"word {i}", f"text {i}") for i in range(5)]
-    write_jsonl(folder / "eval.jsonl", [*prompts, Prompt("long", "toy", "eval", "word " * 90)])
+    inputs = pair_with_prompts(folder, 5, Prompt("long", "toy", "eval", "word " * 90))
     settings = live.Settings(
         schemes=["plain", "single", "k_seq", "importance_truncated", "k_seq+block"], num_drafts=[2, 3], draft_len=2,
         draft_temperature=[1.0, 1.5], lp_threshold=[2, 5], requests=6, batch=2, max_new_tokens=8, quality=True,
-    )  # fmt: skip
-    for name, model in {"target": target, "draft": near(target, 0.1)}.items():
-        model.save(folder / name)
-        tokenizer.save(folder / name)
-    inputs = live.Inputs(
-        target=folder / "target", draft=folder / "draft", prompts={"toy": folder / "eval.jsonl"},
-        answers=Answers(max_new_tokens=8, template="plain"),
     )  # fmt: skip
     return settings, live.run(settings, inputs, Bench(folder))[0]
 
@@ -194,14 +182,9 @@ def test_no_contender_is_charged_for_its_prompts(monkeypatch):
     for name in ("perf_counter", "process_time"):
         monkeypatch.setattr(live.time, name, look)
     settings = live.Settings(
-        schemes=["plain", "single"],
-        num_drafts=[1],
-        draft_temperature=[1.0],
-        draft_len=2,
-        requests=2,
-        batch=2,
-        max_new_tokens=4,
-    )
+        schemes=["plain", "single"], num_drafts=[1], draft_temperature=[1.0],
+        draft_len=2, requests=2, batch=2, max_new_tokens=4,
+    )  # fmt: skip
     work, batch = Work(TARGET, DRAFTS[0], None, []), [Request(i, prompt, None) for i, prompt in enumerate(PROMPTS[:2])]
     for contender in live.contenders(settings):
         decoded = live.decode(contender, batch, settings, work, [], torch.Generator().manual_seed(0))

@@ -40,17 +40,11 @@ def asked(monkeypatch):
 
 
 def run(folders, draft="draft", dtype="float32", parts=None, **changes):
-    values = {
-        "topics": TOPICS,
-        "stream": 32,
-        "requests": 8,
-        "update_interval": 2,
-        "learning_rate": 1e-2,
-    }
-    settings = online_multidraft.Settings(**(values | {"draft_len": 3, "max_new_tokens": 10, "seeds": [0]} | changes))
-    models = folders / "models"
-    answers = folders / "answers"
-    inputs = online_multidraft.Inputs(target=models / "target", draft=models / draft, answers=answers, dtype=dtype)
+    values = {"topics": TOPICS, "stream": 32, "requests": 8, "update_interval": 2, "learning_rate": 1e-2}
+    values |= {"draft_len": 3, "max_new_tokens": 10, "seeds": [0]}
+    settings = online_multidraft.Settings(**(values | changes))
+    models = {role: folders / "models" / name for role, name in (("target", "target"), ("draft", draft))}
+    inputs = online_multidraft.Inputs(**models, answers=folders / "answers", dtype=dtype)
     return online_multidraft.run(settings, inputs, Bench(folders, parts=parts))[0]
 
 

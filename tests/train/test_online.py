@@ -184,10 +184,9 @@ def test_probes_of_other_held_out_requests_are_left_aside(results, tmp_path, mon
     monkeypatch.setattr(training, "CHECKPOINT_SECONDS", 0.0)
     mine = tmp_path / "mine"
     shutil.copytree(results, mine)
-    with monkeypatch.context() as patch:
-        patch.setattr(online, "replay_server", Mortal(online.replay_server, dies_at=5))
-        with pytest.raises(Killed):
-            run(mine, tmp_path / "killed", probes=3)
+    monkeypatch.setattr(online, "replay_server", Mortal(online.replay_server, dies_at=5))
+    with pytest.raises(Killed):
+        run(mine, tmp_path / "killed", probes=3)
     keep_held_out(mine, 8)
     again, _ = run(mine, tmp_path / "killed", probes=3)
     straight, _ = run(mine, tmp_path / "straight", probes=3)
@@ -208,6 +207,17 @@ def test_the_draft_at_the_end_of_the_stream_is_kept_with_the_loss_of_every_updat
     assert losses.iloc[-1] < losses.iloc[0]
 
 
+def replayed_as_live(draft, same, stream, chosen, server):
+    """The rows and the effort of a draft on replay, after its twin was served live with the same result."""
+    replayed, effort = online.serve(draft, stream, chosen)
+    live, other = online.serve(same, stream, chosen, server=server)
+    losses = [rows.pop("update_loss") for rows in (replayed, live)]  # sums of floats, in another order
+    pd.testing.assert_series_equal(*losses, rtol=1e-3)
+    pd.testing.assert_frame_equal(replayed, live[replayed.columns], check_dtype=False)
+    assert effort == other
+    return replayed, effort
+
+
 def test_live_serving_is_replay(results, stream):
     """Same counts, same updates, same weights (but for rounding) at temperature 0; the target makes no second forward pass."""
     target = load_model(results / "models/target")
@@ -218,12 +228,7 @@ def test_live_serving_is_replay(results, stream):
     for which, buffer in (("rejected", 0), ("all", 0), ("block_end", 0), ("repository", 0), ("all", 3)):
         chosen = settings(loss_positions=which, replay=buffer, buffer=3 * buffer)
         drafts = [draft_of(results), draft_of(results)]
-        replayed, effort = online.serve(drafts[0], stream, chosen)
-        live, other = online.serve(drafts[1], stream, chosen, server=server)
-        losses = [rows.pop("update_loss") for rows in (replayed, live)]  # sums of floats, in another order
-        pd.testing.assert_series_equal(*losses, rtol=1e-3)
-        pd.testing.assert_frame_equal(replayed, live[replayed.columns], check_dtype=False)
-        assert effort == other
+        _, effort = replayed_as_live(*drafts, stream, chosen, server)
         assert effort.positions > 0
         # AdamW makes a step of any gradient, however close to zero, so single weights may differ.
         served, expected = (weights(draft) for draft in drafts)
@@ -244,12 +249,7 @@ def reader_of(results):
 def test_live_serving_is_replay_for_a_draft_that_reads_the_targets_states(results, stream, loss_positions):
     chosen = settings(loss_positions=loss_positions)
     model, other = reader_of(results), reader_of(results)
-    replayed, effort = online.serve(model, stream, chosen)
-    live, same = online.serve(other, stream, chosen, server=live_server(other.target, ROOM, {2}))
-    losses = [rows.pop("update_loss") for rows in (replayed, live)]
-    pd.testing.assert_series_equal(*losses, rtol=1e-3)
-    pd.testing.assert_frame_equal(replayed, live[replayed.columns], check_dtype=False)
-    assert effort == same
+    replayed, effort = replayed_as_live(model, other, stream, chosen, live_server(other.target, ROOM, {2}))
     assert effort.target_tokens == effort.tokens > 0, "the target reads what the draft learns from"
     assert 0 < replayed["accepted"].sum() < replayed["visited"].sum()
 

@@ -40,13 +40,7 @@ def made(tmp_path_factory):
     prompts = [Prompt(str(i), "toy", "train", f"count to {i}", f"one two {i}") for i in range(60)]
     write_jsonl(folder / "prompts.jsonl", prompts)
     pretrain.make_tokenizer(RECIPE, prompts=(folder / "prompts.jsonl",), out=folder / "tokenizer")
-    pretrain.make_target(
-        RECIPE,
-        prompts=(folder / "prompts.jsonl",),
-        tokenizer=folder / "tokenizer",
-        template=TEMPLATE,
-        out=folder / "target",
-    )
+    make_target(folder, RECIPE, TEMPLATE, folder / "target")
     return folder
 
 
