@@ -591,6 +591,14 @@ def test_a_verifier_is_tested_with_at_least_one_draft() -> None:
         command.run("single", "distribution", "iid", 0, Budget())
 
 
+def module_of(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a module of one's own with this text."""
+    name = f"mine_{folder.name}_{len(list(folder.iterdir()))}"
+    (folder / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(folder)
+    return name
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -609,19 +617,15 @@ def test_a_verifier_is_tested_with_at_least_one_draft() -> None:
 def test_a_module_that_fails_as_it_is_loaded_names_its_line(
     text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = f"broken_{tmp_path.name}"
-    file = tmp_path / f"{module}.py"
-    file.write_text(text)
-    monkeypatch.syspath_prepend(tmp_path)
-    spec = f"{module}:law"
-    with pytest.raises(UserError, match=message.format(file=re.escape(str(file)), spec=spec, module=module)):
+    module = module_of(text, tmp_path, monkeypatch)
+    file, spec = re.escape(f"{tmp_path / module}.py"), f"{module}:law"
+    with pytest.raises(UserError, match=message.format(file=file, spec=spec, module=module)):
         command.run(spec, "distribution", "iid", 2, Budget())
 
 
 def test_an_error_in_one_s_own_verifier_names_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = f"mine_{tmp_path.name}"
-    (tmp_path / f"{module}.py").write_text("def boom(target_probs, draft_probs, tokens):\n    return 1 / 0\n")
-    monkeypatch.syspath_prepend(tmp_path)
+    text = "def boom(target_probs, draft_probs, tokens):\n    return 1 / 0\n"
+    module = module_of(text, tmp_path, monkeypatch)
     with pytest.raises(UserError, match=r"boom raised ZeroDivisionError: division by zero") as error:
         verify_lossless(verifier=f"{module}:boom")
     assert (error.value.file, error.value.line) == (str(tmp_path / f"{module}.py"), 2)
@@ -709,14 +713,7 @@ def test_one_s_own_verifier_of_a_path_or_a_tree_is_told_what_it_returned(
         verify_lossless(verifier=spec)
 
 
-@pytest.mark.parametrize(
-    ("name", "form"),
-    [
-        ("nothing", "distribution"),
-        ("samples", "samples"),
-        ("shares", "samples"),
-    ],
-)
+@pytest.mark.parametrize(("name", "form"), [("nothing", "distribution"), ("samples", "samples"), ("shares", "samples")])
 def test_what_cannot_be_used_is_blamed_on_its_object(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, form: command.Form
 ) -> None:
@@ -737,10 +734,7 @@ def test_a_right_verifier_of_one_s_own_passes_and_an_unknown_drafting_does_not(
 
 def _own(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str, drafting: str = "iid") -> str:
     """A module with verifiers of one's own, and the name of one of them."""
-    module = f"own_{folder.name}_{drafting}"
-    (folder / f"{module}.py").write_text(OWN.format(body=body, drafting=drafting))
-    monkeypatch.syspath_prepend(folder)
-    return f"{module}:mine"
+    return module_of(OWN.format(body=body, drafting=drafting), folder, monkeypatch) + ":mine"
 
 
 def test_a_failure_of_a_built_in_verifier_is_not_the_user_s(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,13 +33,8 @@ def test_a_run_under_another_name_knows_the_times_of_its_scale(tmp_path, monkeyp
 
 
 def test_a_job_never_seen_takes_what_its_rule_takes_else_what_all_take() -> None:
-    jobs = {
-        1: TimedJob("a", "train"),
-        2: TimedJob("b", "train"),
-        3: TimedJob("c", "train"),
-        4: TimedJob("d", "draw"),
-        5: TimedJob("e", "join"),
-    }
+    rules = {"a": "train", "b": "train", "c": "train", "d": "draw", "e": "join"}
+    jobs = {number: TimedJob(*job) for number, job in enumerate(rules.items(), 1)}
     assert expected(jobs, {"a": 10.0, "b": 30.0, "d": 2.0}) == {1: 10.0, 2: 30.0, 3: 20.0, 4: 2.0, 5: 14.0}
     assert set(expected(jobs, {}).values()) == {1.0}
 

@@ -18,7 +18,7 @@ from draftlab.files.tables import table_bytes
 from draftlab.files.weights import parameter_count
 from draftlab.models.gguf import export
 from draftlab.models.tokenizer import train_tokenizer
-from tests.checkout import copy_checkout, jobs, snakemake
+from tests.checkout import copy_checkout, edited, jobs, snakemake
 from tests.conftest import ROOT
 from tests.pair import small_llama
 
@@ -74,12 +74,12 @@ def test_a_figure_of_your_own_target_does_not_say_that_it_is_padded(checkout):
 
 
 def test_topics_are_told_by_the_classifier_of_the_scale(checkout):
-    scale = checkout / "workflow/scales/paper.yaml"
-    text = scale.read_text()
-    scale.write_text(text.replace("website_classification@main", "website_classification@abc123"))
-    words = ["-n", "-p", "--config", "scale=paper", "--"]
-    said = snakemake(checkout, *words, "prefetch", "results/paper/osd_arena_topic.csv", "results/paper/osd_routing.csv")
-    scale.write_text(text)
+    words = ["-n", "-p", "--config", "scale=paper", "--", "prefetch"]
+    words += [f"results/paper/{name}.csv" for name in ("osd_arena_topic", "osd_routing")]
+    with edited(
+        checkout / "workflow/scales/paper.yaml", "website_classification@main", "website_classification@abc123"
+    ):
+        said = snakemake(checkout, *words)
     assert "hub_classifier('alimazhar-110/website_classification@abc123')" in said.replace("'\"'\"'", "'")
     asked = re.findall(r"draftlab data classify (.*?) --out", said, re.S)
     assert asked
@@ -88,31 +88,27 @@ def test_topics_are_told_by_the_classifier_of_the_scale(checkout):
     assert set(cells) == {"alimazhar-110/website_classification@abc123"}
 
 
-def test_other_sizes_of_an_architecture_rerun_what_measures_it(checkout):
-    cell = "results/shapes_cpu/cells/osd_latency_length/all"
+def measured(checkout, run, *config):
+    """Pretend that a run measured a cell of shapes; the words that ask for it again."""
+    cell = f"results/{run}/cells/osd_latency_length/all"
     (checkout / cell).mkdir(parents=True)
     for name in ("cell.json", "rows.csv", "run.json"):
         (checkout / cell / name).touch()
-    words = ["--config", "scale=shapes_cpu", "--", f"{cell}/rows.csv"]
+    words = ["--config", "scale=shapes_cpu", *config, "--", f"{cell}/rows.csv"]
     snakemake(checkout, "--touch", "--force", *words)
     assert "Nothing to be done" in snakemake(checkout, "-n", *words)
-    models = checkout / "workflow/models.csv"
-    text = models.read_text()
-    models.write_text(text.replace("vicuna-7b,llama,4096,11008,32", "vicuna-7b,llama,4096,11008,40"))
-    planned = jobs(snakemake(checkout, "-n", *words))
-    models.write_text(text)
-    assert set(planned) == {"latency_length"}
+    return words
+
+
+def test_other_sizes_of_an_architecture_rerun_what_measures_it(checkout):
+    words, sizes = measured(checkout, "shapes_cpu"), "vicuna-7b,llama,4096,11008,"
+    with edited(checkout / "workflow/models.csv", f"{sizes}32", f"{sizes}40"):
+        assert set(jobs(snakemake(checkout, "-n", *words))) == {"latency_length"}
 
 
 def test_other_content_of_a_folder_that_stands_for_an_architecture_reruns_what_measures_it(checkout):
     small_llama(32, 0).save(checkout / "own")
-    cell = "results/shapes_cpu-target/cells/osd_latency_length/all"
-    (checkout / cell).mkdir(parents=True)
-    for name in ("cell.json", "rows.csv", "run.json"):
-        (checkout / cell / name).touch()
-    words = ["--config", "scale=shapes_cpu", "target=own", "--", f"{cell}/rows.csv"]
-    snakemake(checkout, "--touch", "--force", *words)
-    assert "Nothing to be done" in snakemake(checkout, "-n", *words)
+    words = measured(checkout, "shapes_cpu-target", "target=own")
     small_llama(64, 0).save(checkout / "own")
     assert set(jobs(snakemake(checkout, "-n", *words))) == {"latency_length"}
 
@@ -183,36 +179,36 @@ def test_figure_makes_the_published_files_of_a_published_table(checkout):
         assert (checkout / f"results/laptop/figures/{name}").read_bytes() == (PUBLISHED / name).read_bytes()
 
 
-def test_publish_makes_the_published_table_and_runs_again_after_it_was_taken_back(checkout):
+@pytest.fixture
+def publish(checkout):
+    """Publish one table of a run whose claims were judged."""
     (checkout / "results/laptop").mkdir(parents=True, exist_ok=True)
     for name in ("claims", "claims_related"):
         (checkout / f"results/laptop/{name}.csv").touch()
-    published = checkout / "paper_figures/laptop/data/osd_speedup_theory.csv.gz"
     rules = ["--allowed-rules", "speedup_theory", "collect", "publish"]
+    words = [*rules, "--config", "scale=laptop", "experiments=osd_speedup_theory", "--", "publish"]
+    return lambda: snakemake(checkout, *words)
+
+
+def test_publish_makes_the_published_table_and_runs_again_after_it_was_taken_back(checkout, publish):
+    published = checkout / "paper_figures/laptop/data/osd_speedup_theory.csv.gz"
     for _ in range(2):
         published.unlink(missing_ok=True)
-        snakemake(checkout, *rules, "--config", "scale=laptop", "experiments=osd_speedup_theory", "--", "publish")
+        publish()
         assert table_bytes(published) == table_bytes(PUBLISHED / f"data/{published.name}")
     assert (checkout / "results/laptop/cells/osd_speedup_theory.txt").read_text() == "all\n"
 
 
-def test_publish_of_one_table_keeps_the_verdicts_on_the_others(checkout):
+def test_publish_of_one_table_keeps_the_verdicts_on_the_others(checkout, publish):
     data = checkout / "paper_figures/laptop/data"
     data.mkdir(parents=True, exist_ok=True)
-    (checkout / "results/laptop").mkdir(parents=True, exist_ok=True)
     shutil.copy(PUBLISHED / "data/mdss_region.csv.gz", data)
-    for name in ("claims", "claims_related"):
-        (checkout / f"results/laptop/{name}.csv").touch()
-    rules = ["--allowed-rules", "speedup_theory", "collect", "publish"]
-    snakemake(checkout, *rules, "--config", "scale=laptop", "experiments=osd_speedup_theory", "--", "publish")
+    publish()
     judged, before = (pd.read_csv(folder / "claims.csv") for folder in (data, PUBLISHED / "data"))
     for name in ("mdss_region", "osd_speedup_theory"):
-        assert len(before[before["experiment"] == name]) > 0
-        pd.testing.assert_frame_equal(
-            judged[judged["experiment"] == name].reset_index(drop=True),
-            before[before["experiment"] == name].reset_index(drop=True),
-            check_dtype=False,
-        )
+        ours, theirs = (table[table["experiment"] == name].reset_index(drop=True) for table in (judged, before))
+        assert len(theirs) > 0
+        pd.testing.assert_frame_equal(ours, theirs, check_dtype=False)
     assert (data / "claims_related.csv").stat().st_size > 0
 
 
@@ -251,15 +247,11 @@ HOSTILE = 'it\'s "mine" $(touch ran) `touch ran`; touch ran\n\\n %s {braces} \u0
 
 def test_a_value_of_a_cell_reaches_its_job_unharmed_and_is_never_run(checkout):
     """A label of an experiment's file, and the name of a model at a scale where no rule makes models."""
-    path = checkout / "workflow/experiments/mdss_region.yaml"
-    text = path.read_text()
-    values = yaml.safe_load(text)
+    experiment = checkout / "workflow/experiments/mdss_region.yaml"
+    values = yaml.safe_load(text := experiment.read_text())
     values["fixed"] |= {"inner": {"method": {HOSTILE: {}}}}
-    try:
-        path.write_text(yaml.safe_dump(values))
+    with edited(experiment, text, yaml.safe_dump(values)):
         run(checkout, "region", "results/laptop/cells/mdss_region/all/rows.csv")
-    finally:
-        path.write_text(text)
     assert set(pd.read_csv(checkout / "results/laptop/cells/mdss_region/all/rows.csv")["method"]) == {HOSTILE}
     small_llama(32, 0).save(checkout / HOSTILE)
     target = "results/shapes_cpu-target/cells/osd_latency_alpha/all/cell.json"
