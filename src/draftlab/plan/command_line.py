@@ -42,7 +42,9 @@ def read_value(text: str) -> Any:
     for kind in (int, float):
         with contextlib.suppress(ValueError):
             return kind(text)
-    return text == "True" if text in ("True", "False") else _parsed(text) if text else None
+    if text in ("True", "False"):
+        return text == "True"
+    return _parsed(text) if text else None
 
 
 def _parsed(text: str) -> Any:
