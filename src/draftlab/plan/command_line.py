@@ -29,8 +29,7 @@ def flags(settings: Settings, **others: Any) -> list[str]:
         if isinstance(value, bool):
             arguments.append(f"--{name}" if value else f"--no-{name}")
         elif isinstance(value, list | tuple):
-            flat = [item for entry in value for item in (entry if isinstance(entry, list | tuple) else [entry])]
-            arguments += [f"--{name}", *map(str, flat)]
+            arguments += [f"--{name}", *map(str, value)]
         else:
             arguments += [f"--{name}", str(value)]
     return arguments
