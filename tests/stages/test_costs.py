@@ -276,8 +276,8 @@ def test_the_target_has_the_type_that_it_answers_in(
 @pytest.mark.parametrize("timed", [True, False])
 def test_an_online_run_that_is_timed_keeps_no_checkpoint(tmp_path: Path, timed: bool):
     settings = online.Settings.model_construct(timed=timed)
-    place = _serve_stream._checkpoint(settings, Bench(tmp_path, number=3), "warm")
-    assert place == (None if timed else tmp_path / ".3.warm.safetensors")
+    run = _serve_stream.Run(settings, inputs_of(tmp_path, online.Inputs), Bench(tmp_path, number=3))
+    assert run.checkpoint("warm") == (None if timed else tmp_path / ".3.warm.safetensors")
 
 
 def test_heads_learn_on_the_target_that_decodes(results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

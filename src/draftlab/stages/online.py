@@ -192,9 +192,9 @@ class Inputs(Distillation):
 
 def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame, Facts]:
     """Serve the stream once, with one draft for all requests or with one for each class."""
-    from draftlab.stages._serve_stream import serve_stream
+    from draftlab.stages._serve_stream import Run
 
-    return serve_stream(settings, inputs, bench)
+    return Run(settings, inputs, bench).table()
 
 
 def update_interval(rows: pd.DataFrame) -> pd.DataFrame:
