@@ -238,36 +238,40 @@ def _peak(run: Run, settings: Any) -> int | None:
     if not isinstance(settings, Training):
         return None
     pair = run.settings.pairs[settings.pair]
-    draft, answer = model_of(pair, settings.draft), pair.answers.max_new_tokens
+    draft = model_of(pair, settings.draft)
     if draft is None:
         return None
-    target = model_of(pair, "target")
     if isinstance(settings, TimedUpdates):
-        return _timed(pair, settings, draft.sizes, answer)
-    length = _context(pair, draft.sizes)
+        return _timed(pair, settings, draft.sizes, pair.answers.max_new_tokens)
+    return _learning(pair, settings, draft)
+
+
+def _learning(pair: Pair, settings: Training, model: Model) -> int | None:
+    """The peak of a draft that learns, perhaps beside its target."""
+    draft, target, length = model.sizes, model_of(pair, "target"), _context(pair, model.sizes)
+    dtype, answer, rows = pair.answers.dtype, pair.answers.max_new_tokens, settings.batch
     if isinstance(settings, Serving):
-        served = _updating(draft.sizes, settings.update_interval + settings.replay, length, answer, settings)
-        update = max(served, _distilling(draft.sizes, _batch_before(settings), length, answer, settings))
+        at_once, before = settings.update_interval + settings.replay, _batch_before(settings)
+        update = max(
+            _updating(draft, at_once, length, answer, settings), _distilling(draft, before, length, answer, settings)
+        )
+        rows = max(at_once, before)
     else:
-        update = _distilling(draft.sizes, settings.batch, length, answer, settings)
-    reads_target = draft.is_head or getattr(settings, "reads_target", False)
-    if reads_target or getattr(settings, "parallel", False):  # once for each token of a block
+        update = _distilling(draft, rows, length, answer, settings)
+    reads_target = model.is_head or getattr(settings, "reads_target", False)
+    if reads_target or getattr(settings, "parallel", False):  # it learns once for each token of a block
         update *= max([settings.draft_len, *getattr(settings, "draft_lens", [])])
-    if reads_target:
-        if target is None:
-            return None
-        rows = settings.batch
-        if isinstance(settings, Serving):
-            rows = max(settings.update_interval + settings.replay, _batch_before(settings))
-        update += states_of(target.sizes, pair.answers.dtype, rows * length)
     is_recorded = not isinstance(settings, Offline) or settings.sample_source in RECORDED
-    if not isinstance(settings, Offline | Online) or (is_recorded and not settings.live):
-        return update
+    is_beside = isinstance(settings, Offline | Online) and (settings.live or not is_recorded)
     if target is None:
-        return None
+        return None if reads_target or is_beside else update
+    if reads_target:
+        update += states_of(target.sizes, dtype, rows * length)
+    if not isinstance(settings, Offline | Online) or not is_beside:
+        return update
     prompt = _context(pair, target.sizes) - answer
     rows = settings.sample_batch if isinstance(settings, Offline) else settings.update_interval
-    return beside(target.sizes, pair.answers.dtype, draft.sizes, update, rows, prompt, answer, settings.device)
+    return beside(target.sizes, dtype, draft, update, rows, prompt, answer, settings.device)
 
 
 def _batch_before(settings: Serving) -> int:
