@@ -156,6 +156,19 @@ def test_a_conversation_is_on_one_side(tmp_path: Path) -> None:
     assert (counts["kept"], counts["held_out"], counts["overlap"], counts["duplicates"]) == (85, 12, 3, 0)
 
 
+def test_a_first_request_is_not_held_out_without_what_continues_it(tmp_path: Path) -> None:
+    """Wherever the last conversation of eval is cut, train holds none of its requests."""
+    raw = log(tmp_path, 12, 4)
+    cut = 0
+    for seed, size in itertools.product(range(8), range(1, 6)):
+        splits.make_from("prompts", "raw", raw=raw, out=tmp_path / "made", options=Options(eval=size, seed=seed))
+        train, held_out = (sessions_of(part) for part in made(tmp_path / "made"))
+        assert len(held_out) == size
+        assert not set(train) & set(held_out)
+        cut += size % 4 > 0
+    assert cut == 32
+
+
 def test_requests_alike_in_different_conversations_are_no_duplicates(tmp_path: Path) -> None:
     roles = ("user", "assistant", "user")
     said = [zip(roles, (first, "yes", "go on"), strict=True) for first in "aab"]

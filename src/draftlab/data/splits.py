@@ -170,8 +170,13 @@ def _choose(candidates: Iterable[Prompt], counts: SplitCounts, single: bool, opt
         return first[: min(options.eval or len(first), len(first) // 2)]
 
     def rank(prompt: Prompt) -> tuple[int, ...]:
-        texts = (prompt.opening, prompt.whole) if clean else (prompt.id,)  # a conversation's requests stay together
-        return tuple(digest(f"{options.seed}/{text}") for text in texts)
+        def drawn(text: str) -> int:
+            return digest(f"{options.seed}/{text}")
+
+        if not clean:
+            return (drawn(prompt.id),)
+        # A conversation's requests stay together. The first comes last: train could continue it, because it excludes nothing.
+        return drawn(prompt.opening), len(requests_in(prompt.messages)) == 1, drawn(prompt.whole)
 
     ranked = heapq.nsmallest(options.eval, candidates, key=rank) if options.eval else sorted(candidates, key=rank)
     return sorted(ranked[: counts.kept // 2] if single else ranked, key=_index)
