@@ -160,6 +160,8 @@ def test_prompts_before_a_message_that_cannot_be_read_are_counted(tmp_path: Path
         {"history": [["a", "b"]]},
         {"tools": [{"name": "add"}]},
         {"context": "A passage."},
+        {"images": ["cat.png"]},
+        {"chat_template_kwargs": {"enable_thinking": False}},
     ],
 )
 def test_a_row_that_says_more_than_a_dataset_is_the_users_traffic(tmp_path: Path, more: dict[str, object]) -> None:
@@ -168,6 +170,17 @@ def test_a_row_that_says_more_than_a_dataset_is_the_users_traffic(tmp_path: Path
     assert formats.detect(read_rows(file)) == "gsm8k"
     assert formats.detect(read_rows(write(file, [{**row, **more} for row in rows]))) == "prompts"
     assert formats.detect(read_rows(write(file, [{**row, **dict.fromkeys(more)} for row in rows]))) == "gsm8k"
+
+
+def test_what_a_few_rows_say_more_than_a_dataset_is_read(tmp_path: Path) -> None:
+    """A log of questions, of which a third continue a conversation."""
+    before = [["Who wrote Faust?", "Goethe."]]
+    rows = [
+        {"question": f"What of {number}?", "answer": "a", "history": before * (number % 3 == 2)} for number in range(9)
+    ]
+    file = write(tmp_path / "rows.jsonl", rows)
+    report = check.check(file)
+    assert (report.format, report.kept, report.conversations) == ("prompts", 9, 3)
 
 
 def test_the_other_file_has_a_format_of_its_own(tmp_path: Path) -> None:

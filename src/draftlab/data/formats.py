@@ -24,8 +24,10 @@ CONTEXT = (
     "chat_history",
     "tools",
     "functions",
+    "images",
+    "chat_template_kwargs",
 )
-"""Fields that hold more of what a model reads than a dataset's row does; rows in which one is not empty are the user's traffic."""
+"""Fields that hold more of what a model reads than a dataset's row does; a file with a row in which one is not empty is the user's traffic."""
 
 FORMATS: tuple[tuple[str, tuple[str, ...]], ...] = (
     *(("prompts", (name,)) for name in RETRIEVED),
@@ -81,16 +83,17 @@ def _are_texts(value: object) -> bool:
 def detect(rows: Iterable[RawRow]) -> str:
     """The first of ``FORMATS`` that fits most of the first rows; ``prompts`` if none fits more than half of them.
 
-    A field that holds a number or null does not count: it is a field of the user's with the same name. Nor does a row that holds more than
-    the dataset's: a question and its answer beside a ``context`` are no row of GSM8K.
+    A field that holds a number or null does not count: it is a field of the user's with the same name. Nor is a file a dataset's if one row
+    holds more than the dataset's do: of questions and answers, of which some have a ``history``, the cleaner of GSM8K would lose it.
     """
     read = [raw.row for raw in itertools.islice(rows, DETECT) if raw.problem is None and isinstance(raw.row, Mapping)]
 
     def fitting(name: str, fields: tuple[str, ...]) -> int:
         more = () if fields[0] in RETRIEVED else (*CONTEXT, *({"context"} - set(fields)))
+        if any(row.get(field) for row in read for field in more):
+            return 0
         return sum(
             all(not isinstance(row.get(field), int | float | None) for field in fields)
-            and not any(row.get(field) for field in more)
             and (name != "mt_bench" or _are_texts(row[fields[1]]))
             for row in read
         )
