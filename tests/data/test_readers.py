@@ -273,6 +273,21 @@ def test_parquet_of_what_json_has_not(tmp_path: Path) -> None:
     assert [found.row for found in read_rows(tmp_path / "mine.parquet")] == [want]
 
 
+def test_a_bad_value_in_parquet_loses_no_other_row(tmp_path: Path) -> None:
+    """Spark writes texts that are not UTF-8, and pyarrow reads times that Python has not."""
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    texts = pyarrow.array([b"caf\xe9" if number == 1100 else b"ok" for number in range(2000)])
+    texts = pyarrow.StringArray.from_buffers(2000, *texts.buffers()[1:])
+    times = pyarrow.array([2**50 if number == 30 else 0 for number in range(2000)], pyarrow.timestamp("s"))
+    parquet.write_table(pyarrow.table({"prompt": texts, "time": times}), tmp_path / "mine.parquet")
+    found = list(read_rows(tmp_path / "mine.parquet"))
+    assert problems(found) == [(31, "a value that cannot be read"), (1101, "not UTF-8")]
+    assert [row.line for row in found] == list(range(1, 2001))
+    assert found[-1].row == {"prompt": "ok", "time": "1970-01-01 00:00:00"}
+
+
 def test_reasons_do_not_grow_with_the_file(tmp_path: Path) -> None:
     lines = [b"x" * i + b"\xff" for i in range(20)] + [b'{"k%d": 1, "k%d": 2}' % (i, i) for i in range(20)]
     found = read(tmp_path, b"\n".join(lines))

@@ -12,13 +12,16 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from draftlab.data.json_rows import json_rows
 from draftlab.data.log_rows import is_log, log_rows
 from draftlab.data.raw_rows import RawRow, bad_row, text_lines
 from draftlab.data.table_rows import check_distinct, table_rows
 from draftlab.errors import UserError
+
+if TYPE_CHECKING:
+    import pyarrow
 
 GZIP, PARQUET = b"\x1f\x8b", b"PAR1"
 UTF16 = (b"\xff\xfe", b"\xfe\xff")
@@ -120,11 +123,25 @@ def _parquet(path: Path, name: str) -> Iterator[RawRow]:
         with parquet.ParquetFile(path) as file:
             check_distinct(file.schema_arrow.names, name)
             for batch in file.iter_batches(batch_size=1024):
-                for row in batch.to_pylist():
+                for row in _values(batch):
                     number += 1
-                    yield RawRow(name, number, plain(row))
+                    if isinstance(row, Exception):
+                        problem = "not UTF-8" if isinstance(row, UnicodeDecodeError) else "a value that cannot be read"
+                        yield bad_row(name, number, problem, detail=str(row))
+                    else:
+                        yield RawRow(name, number, plain(row))
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
         yield bad_row(name, number + 1, "broken Parquet; the rest of the file is unread", detail=str(error))
+
+
+def _values(batch: pyarrow.RecordBatch) -> list[dict[str, Any] | Exception]:
+    """The rows of a batch; in place of one that Python cannot hold, the error."""
+    try:
+        return list(batch.to_pylist())
+    except (ValueError, OverflowError) as error:
+        if batch.num_rows == 1:
+            return [error]
+        return [row for number in range(batch.num_rows) for row in _values(batch.slice(number, 1))]
 
 
 def plain(row: Any) -> Any:
