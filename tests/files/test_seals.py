@@ -25,6 +25,7 @@ from draftlab.files.json_files import read_json
 from draftlab.files.seals import check_content, content_digest, remove_and_report_damaged, remove_damaged, seal, verify
 from draftlab.files.tables import join_tables, read_table
 from draftlab.models import load_model
+from draftlab.models.config import TOOL_TEMPLATE
 from draftlab.models.hub import copy_model
 from tests.pair import make_results
 
@@ -180,6 +181,19 @@ def test_content_follows_the_bytes_alone(tmp_path: Path, monkeypatch: pytest.Mon
     assert content_digest(tmp_path / "absent") == ""
     (tmp_path / ".mine.jsonl").touch()
     assert content_digest(tmp_path / ".mine.jsonl")
+
+
+def test_the_template_for_requests_with_tools_is_content(tmp_path: Path) -> None:
+    template = tmp_path / TOOL_TEMPLATE
+    template.parent.mkdir()
+    (tmp_path / "config.json").write_text("{}")
+    digests = set()
+    for text in ("{{ messages }}", "{{ messages }}{{ tools }}", "{{ messages }}"):
+        template.write_text(text)
+        digests.add(content_digest(tmp_path))
+    assert len(digests) == 2
+    (template.parent / ".DS_Store").touch()
+    assert content_digest(tmp_path) in digests
 
 
 def test_a_digest_is_remembered_once_the_file_rests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

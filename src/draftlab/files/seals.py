@@ -98,7 +98,8 @@ def content_digest(path: Path | str, weights: bool = True, remembered: Path | No
     ``remembered``: a file that caches digests by path, inode, size and times, so that gigabytes are read only once.
     """
     path = Path(path)
-    files = [path] if path.is_file() else sorted(path.glob("[!.]*"))
+    # Transformers keeps the chat template for requests with tools in a folder of its own.
+    files = [path] if path.is_file() else sorted([*path.glob("[!.]*"), *path.glob("additional_chat_templates/[!.]*")])
     parts = [
         f"{file.name} {_remembered(file.resolve(), remembered)}"
         for file in files
