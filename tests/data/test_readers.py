@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
+import io
 import json
 import random
 import subprocess
@@ -146,6 +148,38 @@ def test_tables(tmp_path: Path) -> None:
     tsv = read(tmp_path, b'prompt\tanswer\nWhat is "x"?\t18\n', "mine.tsv")
     assert [row.row for row in tsv] == [{"prompt": 'What is "x"?', "answer": "18"}]
     assert "not UTF-8" in problems(read(tmp_path, b"prompt,answer\ncaf\xe9,1\n", "mine.csv"))[0][1]
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+@pytest.mark.parametrize("columns", [["prompt"], ["n", "prompt"]])
+def test_quoted_cells_of_a_tsv(tmp_path: Path, columns: list[str], pack: Callable[[bytes], bytes]) -> None:
+    """As pandas writes them: one that holds a tab, a line break or a quote is in quotes."""
+    texts = ['say "hi"', "one\ntwo\nthree", "a\tb", "plain", '"To be"', ""]
+    rows = [{name: text if name == "prompt" else str(n) for name in columns} for n, text in enumerate(texts, 1)]
+    content = io.StringIO()
+    writer = csv.DictWriter(content, columns, dialect="excel-tab")
+    writer.writeheader()
+    writer.writerows(rows)
+    given = content.getvalue().encode()
+    found = read(tmp_path, pack(given), "mine.tsv")
+    assert [row.row for row in found] == rows[: 5 + (len(columns) > 1)]
+    assert [row.line for row in found[:3]] == [2, 3, 6]
+    found = read(tmp_path, pack(given + b"too\tmany\tcells\r\n"), "mine.tsv")
+    assert [row.row for row in found if row.problem is None] == rows[: 5 + (len(columns) > 1)]
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ['"Hello" she said', 'say "hi"'],
+        ['"To be"', "or not"],
+        ['"I wonder', 'why "so"'],
+        ['"So ""what?"" is', '6" and "7'],
+    ],
+)
+def test_quotes_in_a_tsv_are_text_where_they_enclose_no_cell(tmp_path: Path, texts: list[str]) -> None:
+    content = "".join(f"{text}\t{number}\n" for number, text in enumerate(["prompt", *texts]))
+    assert [row.row["prompt"] for row in read(tmp_path, content.encode(), "mine.tsv")] == texts
 
 
 @pytest.mark.parametrize(

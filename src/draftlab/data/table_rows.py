@@ -1,11 +1,11 @@
-"""Reads the rows of tables: CSV with the separator that its header shows, and TSV."""
+"""Reads the rows of tables: CSV with the separator that its header shows, and TSV, whose cells some programs quote."""
 
 from __future__ import annotations
 
 import csv
 import re
 from collections.abc import Iterator, Sequence
-from typing import IO
+from typing import IO, Literal
 
 from draftlab.data import raw_rows
 from draftlab.data.formats import NO_TEXTS, PROMPT_COLUMNS, are_lengths
@@ -16,13 +16,16 @@ ANNOUNCED = re.compile(rb'"?sep=([,;|:~^\t])"?\r?\n', re.IGNORECASE)
 """A first line that names the separator, as Excel reads it."""
 SEPARATORS = ",;\t"
 """Of ``.csv``: spreadsheets in many countries write semicolons."""
+QUOTED = re.compile(r'"(?:[^"]|"")*|"(?:[^"]|"")*""(?:[^"]|"")*"')
+"""The part up to a tab or the end of a line of a cell in quotes that holds a tab, a line break or a quote."""
 
 
 def table_rows(file: IO[bytes], name: str, kind: str, opening: bytes, columns: Sequence[str]) -> Iterator[RawRow]:
     """Yield the rows of a table of this ``kind``, ``.csv`` or ``.tsv``; ``columns`` are its names where it has no header."""
     csv.field_size_limit(raw_rows.LONGEST)
+    is_quoted = kind == ".csv" or (not columns and _is_quoted(file))
     lines = _CsvLines(file)
-    reader, separator = _reader(lines, kind, opening)
+    reader, separator = _reader(lines, kind, opening, is_quoted)
     header: list[str] = []
     while True:
         start = lines.read + 1
@@ -50,10 +53,34 @@ def table_rows(file: IO[bytes], name: str, kind: str, opening: bytes, columns: S
             yield RawRow(name, start, dict(zip(header, cells, strict=True)))
 
 
-def _reader(lines: _CsvLines, kind: str, opening: bytes) -> tuple[Iterator[list[str]], str]:
+def _is_quoted(file: IO[bytes]) -> bool:
+    """Whether the cells of a TSV file may be in quotes, as pandas and Excel write them: one is, all quotes fit, and no more rows have a wrong length."""
+
+    def wrong(quoting: Literal[0, 3]) -> int:
+        file.seek(0)
+        lengths = [
+            len(cells) for cells in csv.reader(_CsvLines(file), "excel-tab", quoting=quoting, strict=True) if cells
+        ]
+        return sum(length != lengths[0] for length in lengths)
+
+    try:
+        is_quoted = wrong(csv.QUOTE_MINIMAL) <= wrong(csv.QUOTE_NONE)
+        file.seek(0)
+        return is_quoted and any(
+            QUOTED.fullmatch(cell) for line in _CsvLines(file) for cell in line.rstrip("\r\n").split("\t")
+        )
+    except csv.Error:
+        return False
+    finally:
+        file.seek(0)
+
+
+def _reader(lines: _CsvLines, kind: str, opening: bytes, is_quoted: bool) -> tuple[Iterator[list[str]], str]:
     """A reader of the cells of each row, and the separator between them; a line that announces the separator is skipped."""
     if kind == ".tsv":
-        return csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE), "\t"
+        if not is_quoted:
+            return csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE), "\t"
+        return csv.reader(lines, delimiter="\t", strict=True), "\t"
     announced = ANNOUNCED.match(opening)
     if announced:
         next(lines)
