@@ -131,6 +131,14 @@ def test_gzip_cut_off(tmp_path: Path) -> None:
     assert "broken gzip" in problem
 
 
+def test_a_gzipped_tsv_that_is_cut_off_keeps_the_rows_before(tmp_path: Path) -> None:
+    lines = [f"{random.Random(i).random()}\t{i}\n" for i in range(5000)]
+    whole = gzip.compress("".join(["prompt\tn\n", *lines]).encode())
+    rows = read(tmp_path, whole[: len(whole) // 2], "mine.tsv.gz")
+    assert 100 < len(good(rows)) < 5000
+    assert "broken gzip" in problems(rows)[-1][1]
+
+
 def test_utf16_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="UTF-16"):
         read(tmp_path, LINE.decode().encode("utf-16"))

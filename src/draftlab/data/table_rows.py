@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+import zlib
 from collections.abc import Iterator, Sequence
 from typing import IO, Literal
 
@@ -69,7 +70,7 @@ def _is_quoted(file: IO[bytes]) -> bool:
         return is_quoted and any(
             QUOTED.fullmatch(cell) for line in _CsvLines(file) for cell in line.rstrip("\r\n").split("\t")
         )
-    except csv.Error:
+    except (csv.Error, OSError, EOFError, zlib.error):  # or a gzipped file that is cut off
         return False
     finally:
         file.seek(0)
