@@ -186,6 +186,16 @@ def test_a_cleaner_that_fails_is_named_with_its_line_and_the_row(cleaner: Any, f
     assert str(error.value.file).endswith(("test_cleaners.py", "cleaners.py"))
 
 
+def test_a_conversation_of_sharegpt_that_was_cut_gives_its_first_request_alone() -> None:
+    row = {"conversations": [{"from": "human", "value": "continue"}, {"from": "gpt", "value": "So:"}]}
+    for name in ("hRPPgZT_0", "hRPPgZT", "identity_12", "local_000012", 7):
+        assert isinstance(outcome("sharegpt", CLEANERS["sharegpt"], {"id": name, **row}), Prompt)
+    found = outcome("sharegpt", CLEANERS["sharegpt"], {"id": "hRPPgZT_11", **row})
+    assert isinstance(found, Rejection)
+    assert found.reason == "a later part of a conversation"
+    assert isinstance(outcome("sharegpt", OSD_REPO_CLEANERS["sharegpt"], {"id": "hRPPgZT_11", **row}), Prompt)
+
+
 def test_osd_leaves_the_input_out() -> None:
     assert OSD_REPO_CLEANERS["finance_alpaca"]({"instruction": "i", "input": "more", "output": "o"}).text == "i"
 

@@ -175,8 +175,19 @@ def arena(row: Row) -> Cleaned:
     return _first_request(row, "conversation", "conversation_a")
 
 
+LATER = re.compile(r"[A-Za-z0-9]{7}_[1-9][0-9]*")
+"""The id of a row of ShareGPT that goes on with a conversation: the conversation's, and the number of the row's first message in it."""
+
+
 def sharegpt(row: Row) -> Cleaned:
-    """As ``arena``, under the field names of ShareGPT."""
+    """As ``arena``, under the field names of ShareGPT, whose long conversations were cut into several rows: only the first has the first request."""
+    name = row.get("id")
+    if isinstance(name, str) and LATER.fullmatch(name):
+        raise BadRow("a later part of a conversation")
+    return _sharegpt(row)
+
+
+def _sharegpt(row: Row) -> Cleaned:
     return _first_request(row, "conversations", "messages", "conversation")
 
 
@@ -245,4 +256,4 @@ CLEANERS: dict[str, Cleaner] = {
     "tatqa": tatqa,
     "prompts": prompts,
 }
-OSD_REPO_CLEANERS = CLEANERS | {"finance_alpaca": from_fields("instruction", "output")}
+OSD_REPO_CLEANERS = CLEANERS | {"finance_alpaca": from_fields("instruction", "output"), "sharegpt": _sharegpt}
