@@ -15,7 +15,7 @@ from draftlab.files import cells, weights
 from draftlab.files.cells import write_cell
 from draftlab.files.json_files import read_json
 from draftlab.files.seals import remove_damaged, seal
-from draftlab.files.tables import join_tables
+from draftlab.files.tables import count_rows, join_tables, read_table
 from draftlab.models.llama import Llama, LlamaConfig
 
 ROWS = pd.DataFrame({"a": [1]})
@@ -111,3 +111,14 @@ def test_cells_are_joined_as_they_are_written_and_a_damaged_one_is_named(tmp_pat
         with pytest.raises(UserError, match=rf"two\.csv.*{message}"):
             join_tables([one, two], tmp_path / "table.csv")
     assert (tmp_path / "table.csv").read_text() == joined
+
+
+@pytest.mark.parametrize("token", ["\r", "a\rb", "\r\n", "\n", '"', ","])
+def test_a_token_may_be_any_text(tmp_path: Path, token: str) -> None:
+    """The table of osd_token_recall holds every token that was proposed."""
+    rows = pd.DataFrame({"token": [13, 14], "text": [token, "b"], "alpha": [0.5, None]})
+    write_cell(tmp_path / "cell", rows, {})
+    join_tables((tmp_path / "cell/rows.csv",), tmp_path / "table.csv")
+    for path in (tmp_path / "cell/rows.csv", tmp_path / "table.csv"):
+        pd.testing.assert_frame_equal(read_table(path), rows)
+        assert count_rows(path) == 2

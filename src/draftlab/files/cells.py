@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from collections.abc import Iterable, Mapping
@@ -15,6 +16,7 @@ from draftlab.files.digests import code_digest, sha256
 from draftlab.files.json_files import write_json
 from draftlab.files.machine import machine
 from draftlab.files.seals import seal
+from draftlab.files.tables import quoting_of
 from draftlab.files.weights import weights_digest
 
 if TYPE_CHECKING:
@@ -32,7 +34,8 @@ def write_cell(folder: Path | str, rows: pd.DataFrame, run: Mapping[str, Any], *
     # Until the new files are sealed, they are not those of an old seal: another run that starts now would take them for damaged.
     (folder / SEAL).unlink(missing_ok=True)
     with atomic_path(folder / "rows.csv") as temporary:
-        rows.to_csv(temporary, index=False, lineterminator="\n")
+        texts = itertools.chain.from_iterable(column for _, column in rows.select_dtypes(exclude="number").items())
+        rows.to_csv(temporary, index=False, lineterminator="\n", quoting=quoting_of(texts))
     facts = {"draftlab": __version__, "code": _code(), **run, "inputs": digests(folder / "../../..", **inputs)}
     write_json(folder / "run.json", facts | {"machine": machine()})
     seal(folder, ["rows.csv", "run.json"])

@@ -6,9 +6,9 @@ import csv
 import gzip
 import io
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_path
@@ -62,6 +62,12 @@ def _rows(text: str, path: Path | str) -> Iterator[list[str]]:
         raise UserError("cut short: no end of line", file=path, line=rows.line_num, remedy=REMEDY)
 
 
+def quoting_of(cells: Iterable[object]) -> Literal[0, 2]:
+    """How ``csv`` must quote these cells: by itself it leaves a carriage return, such as the token of one, bare, and cannot read it again."""
+    has_return = any("\r" in cell for cell in cells if isinstance(cell, str))
+    return csv.QUOTE_NONNUMERIC if has_return else csv.QUOTE_MINIMAL
+
+
 def count_rows(path: Path | str) -> int:
     """The number of rows of a table, compressed or not; the text of a cell may have several lines."""
     return sum(1 for row in _rows(table_bytes(path).decode("utf-8"), path) if row) - 1
@@ -107,8 +113,12 @@ def join_tables(rows: tuple[Path, ...], out: Path) -> None:
     columns = list(dict.fromkeys(name for header, _ in tables for name in header))
     unseal_file(out)
     with atomic_path(out) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, columns, lineterminator="\n")
-        writer.writeheader()
+        writers = {
+            quoting: csv.DictWriter(file, columns, lineterminator="\n", quoting=quoting)
+            for quoting in (csv.QUOTE_MINIMAL, csv.QUOTE_NONNUMERIC)
+        }
+        writers[csv.QUOTE_MINIMAL].writeheader()
         for header, lines in tables:
-            writer.writerows(dict(zip(header, line, strict=True)) for line in lines if line)
+            for line in filter(None, lines):
+                writers[quoting_of(line)].writerow(dict(zip(header, line, strict=True)))
     seal_file(out)
