@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -277,3 +278,14 @@ def test_the_package_does_without_torch() -> None:
         " assert not {'torch', 'transformers', 'datasets'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_name_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    file = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.jsonl"))
+    file.write_text('{"prompt": "how?"}\n')
+    message = r"caf\\udce9.jsonl: the name of the file is not UTF-8 \(rename"
+    with pytest.raises(UserError, match=message):
+        sources.fetch("prompts", "train", "raw", raw=file, out=tmp_path / "out/train.jsonl")
+    with pytest.raises(UserError, match=message):
+        sources.content_of("prompts", "train", "raw", tmp_path)
+    assert not (tmp_path / "out/train.jsonl").exists()

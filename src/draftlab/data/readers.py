@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from draftlab.data.json_rows import json_rows
 from draftlab.data.log_rows import is_log, log_rows
-from draftlab.data.raw_rows import RawRow, bad_row, text_lines
+from draftlab.data.raw_rows import RawRow, bad_row, text_lines, well_formed
 from draftlab.data.table_rows import check_distinct, table_rows
 from draftlab.errors import UserError
 
@@ -33,10 +33,12 @@ def read_rows(path: Path, columns: Sequence[str] = ()) -> Iterator[RawRow]:
     Tables and text are known by the file's suffix, JSON, Parquet and gzip by the content. ``columns`` names the columns of
     a table without a header.
 
-    **Raises:** ``UserError`` for a file that cannot be opened, is a pipe, is neither text nor Parquet, or is a table without
+    **Raises:** ``UserError`` for a file that cannot be opened, has a name that is not UTF-8, is a pipe, is neither text nor Parquet, or is a table without
     a known column for prompts.
     """
     name, suffixes = str(path), [s.lower() for s in path.suffixes]
+    if not well_formed(name):  # no file of a run could name it
+        raise UserError("the name of the file is not UTF-8", file=path, remedy="rename the file or folder")
     if path.is_fifo():
         what = "a pipe, which can be read only once"
         raise UserError(what, file=path, remedy="write it to a file and name that; a gzipped file is read as it is")

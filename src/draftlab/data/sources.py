@@ -108,8 +108,8 @@ class RawFiles:
     def _read(self, split: Split) -> Iterator[Path]:
         """Each file that ``rows`` reads: labels and schemas may lie in a file of their own."""
         for file in self.files(split):
-            yield file
             beside = companions.companion(file, self._detected(file))
+            yield file  # after a reader has accepted it
             if beside and beside.is_file() and beside != file:
                 yield beside
 
