@@ -289,3 +289,19 @@ def test_a_name_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=message):
         sources.content_of("prompts", "train", "raw", tmp_path)
     assert not (tmp_path / "out/train.jsonl").exists()
+
+
+@pytest.mark.parametrize("source", ["hub", "raw", "generator"])
+def test_what_is_said_about_a_dataset_is_not_its_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: sources.SourceName
+) -> None:
+    write(tmp_path / "gsm8k/train.jsonl", {"question": "q", "answer": "a"})
+    said = ("gated", "licence", "prompt", "reference", "citation", "notes")
+    contents = {}
+    for field in dataclasses.fields(GSM8K):
+        if field.name not in ("name", "raw_train"):  # another name or pattern finds no file
+            edited = dataclasses.replace(GSM8K, **{field.name: "edited"})
+            monkeypatch.setattr(registry, "find", lambda name, edited=edited: edited)
+            contents[field.name] = sources.content_of("gsm8k", "train", source, tmp_path)
+    assert len({contents[name] for name in said}) == 1
+    assert len(set(contents.values())) == 1 + len(contents) - len(said)

@@ -40,6 +40,12 @@ class Dataset:
     citation: str
     notes: str
 
+    @property
+    def place(self) -> str:
+        """What decides which rows the dataset has; an edit of what is said about them changes nothing."""
+        fields = (self.hub_id, self.config, self.train, self.eval, self.revision, self.raw_train, self.raw_eval)
+        return repr((self.name, *fields, self.columns))
+
     def files_in(self, folder: Path, split: Split) -> list[list[Path]]:
         """The raw files of a split by pattern, without patterns that match none. Hidden files are none of the dataset's (macOS writes them)."""
         patterns = (self.raw_train if split == "train" else self.raw_eval).split()

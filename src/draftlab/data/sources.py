@@ -100,8 +100,8 @@ class RawFiles:
             yield from companions.joined(file, self._detected(file))
 
     def content(self, split: Split, remembered: Path | None) -> str:
-        """The digest of all that ``rows`` reads, and of the dataset's row in the table."""
-        parts = [str(self.dataset)]
+        """The digest of all that ``rows`` reads, and of what the table says on where it is."""
+        parts = [self.dataset.place]
         parts += [f"{file.name} {content_digest(file, remembered=remembered)}" for file in self._read(split)]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
@@ -244,11 +244,11 @@ def fetch(
 
 
 def content_of(dataset: str, split: Split, source: SourceName, raw: Path | None, remembered: Path | None = None) -> str:
-    """The digest of the raw files of a split and of the dataset's row in the table; ``remembered`` caches digests of files."""
+    """The digest of the raw files of a split and of what the table says on where rows are; ``remembered`` caches digests of files."""
     known = registry.find(dataset)
     if source == "raw" and raw is not None and not _is_packaged(known, source, raw):
         return RawFiles(known, raw).content(split, remembered)
-    return hashlib.sha256(str(known).encode()).hexdigest()
+    return hashlib.sha256(known.place.encode()).hexdigest()
 
 
 def provenance_path(out: Path) -> Path:
