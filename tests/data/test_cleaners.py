@@ -381,6 +381,29 @@ def test_a_history_comes_before_the_prompt(name: str, pairs: bool) -> None:
     assert (found.text, found.reference) == ("So?", "a")
 
 
+def test_a_history_may_name_who_speaks() -> None:
+    """LangChain writes pairs of a role and a text; the role is no text of the user's."""
+    named = [["system", "Be brief."], ["human", "Hi."], ["ai", "Hello."]]
+    found = prompts({"input": "So?", "chat_history": named})
+    assert found.conversation == [*SPOKEN[:1], *({"role": role, "content": text} for role, text in (
+        ("user", "Hi."), ("assistant", "Hello."), ("user", "So?")
+    ))]  # fmt: skip
+    explained = prompts({"input": "So?", "chat_history": [["AI", "That is artificial intelligence."]]})
+    assert [message["content"] for message in explained.conversation] == [
+        "AI",
+        "That is artificial intelligence.",
+        "So?",
+    ]
+
+
+@pytest.mark.parametrize("history", ["Human: Hi.\nAI: Hello.", {"internal": [["Hi.", "Hello."]]}])
+def test_a_history_that_is_no_list_rejects_the_row(history: object) -> None:
+    with pytest.raises(BadRow, match=r"the history is \w+, not a list"):
+        prompts({"prompt": "So?", "history": history})
+    for nothing in (True, " ", None):
+        assert not prompts({"prompt": "So?", "history": nothing}).conversation
+
+
 def test_json_beside_an_instruction_is_its_context() -> None:
     talk = json.dumps([{"from": "human", "value": "hi"}, {"from": "gpt", "value": "yo"}])
     found = prompts({"instruction": "Summarize this.", "input": talk, "system": "Be brief.", "output": "A talk."})

@@ -19,7 +19,7 @@ from draftlab.data.formats import (
     are_lengths,
 )
 from draftlab.data.logged import request_of
-from draftlab.data.messages import texts_of
+from draftlab.data.messages import ROLES, texts_of
 from draftlab.data.raw_rows import well_formed
 from draftlab.data.responses import answered
 from draftlab.data.strict_json import decoded
@@ -114,10 +114,19 @@ def _template_options(row: Row) -> dict[str, Any]:
 
 
 def _history(row: Row) -> list[Mapping[str, object]]:
-    """The turns before a prompt: messages, or pairs of what the user and the assistant said (null: nothing)."""
+    """The turns before a prompt: messages, or pairs of what the user and the assistant said (null: nothing), or of a role and a text.
+
+    **Raises:** ``BadRow`` for a history that is text or an object: who said what is not guessed.
+    """
     value = next((row[name] for name in ("history", "chat_history") if row.get(name)), None)
+    if isinstance(value, Mapping) or (isinstance(value, str) and value.strip()):
+        raise BadRow(f"the history is {type(value).__name__}, not a list")
+    turns = value if isinstance(value, list) else []
+    pairs = [turn for turn in turns if isinstance(turn, list) and len(turn) == 2]
+    if len(pairs) == len(turns) > 1 and all(str(who).lower() in ROLES for who, _ in pairs):  # LangChain's
+        return [{"role": who, "content": text} for who, text in pairs]
     said: list[Mapping[str, object]] = []
-    for turn in value if isinstance(value, list) else []:
+    for turn in turns:
         if isinstance(turn, list) and len(turn) == 2:
             pair = zip(("user", "assistant"), turn, strict=True)
             said += [{"role": role, "content": text} for role, text in pair if text is not None]
