@@ -315,6 +315,26 @@ def test_parquet_of_what_json_has_not(tmp_path: Path) -> None:
     assert [found.row for found in read_rows(tmp_path / "mine.parquet")] == [want]
 
 
+def test_parquet_gives_no_tool_the_arguments_of_another(tmp_path: Path) -> None:
+    """Arrow gives all objects of a column the same fields, as pandas does with a log of requests."""
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    def request(tool: str, argument: str, *said: str | None) -> dict[str, object]:
+        schema = {"type": "object", "properties": {argument: {"type": "string"}}}
+        call = {"function": {"name": tool, "arguments": {argument: "x"}}}
+        return {
+            "messages": [{"role": "user", "content": "?"}, {"role": "assistant", "tool_calls": [call]}],
+            "tools": [{"type": "function", "function": {"name": tool, "parameters": schema}}],
+            "history": [list(said)],
+            "system": None,
+        }
+
+    rows = [request("weather", "city", "a", "b"), request("search", "query", None, "b")]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "mine.parquet")
+    assert [found.row for found in read_rows(tmp_path / "mine.parquet")] == rows
+
+
 def test_a_bad_value_in_parquet_loses_no_other_row(tmp_path: Path) -> None:
     """Spark writes texts that are not UTF-8, and pyarrow reads times that Python has not."""
     pyarrow = pytest.importorskip("pyarrow")

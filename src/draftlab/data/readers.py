@@ -146,8 +146,11 @@ def _values(batch: pyarrow.RecordBatch) -> list[dict[str, Any] | Exception]:
         return [row for number in range(batch.num_rows) for row in _values(batch.slice(number, 1))]
 
 
-def plain(row: Any) -> Any:
-    """``row`` in JSON's types: dates, decimals and bytes become text, and bytes that are not UTF-8 become null."""
+def plain(row: dict[str, Any]) -> dict[str, Any]:
+    """``row`` in JSON's types: dates, decimals and bytes become text, and bytes that are not UTF-8 become null.
+
+    Columns of Arrow give all objects the same fields, with null for what one has not: the argument of another tool, say. They are left out.
+    """
 
     def as_text(value: Any) -> str | None:
         if not isinstance(value, bytes):
@@ -157,4 +160,8 @@ def plain(row: Any) -> Any:
         except UnicodeDecodeError:
             return None
 
-    return json.loads(json.dumps(row, default=as_text))
+    def given(fields: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in fields.items() if value is not None}
+
+    found: dict[str, Any] = json.loads(json.dumps(row, default=as_text), object_hook=given)
+    return dict.fromkeys(row) | found
