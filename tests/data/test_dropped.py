@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -52,6 +53,19 @@ def test_rows_that_a_run_does_not_read_are_said(tmp_path: Path) -> None:
         splits.make_from("prompts", "fetched", raw=tmp_path / "raw", out=tmp_path / "data/prompts", options=options)
         (line,) = dropped.lines(tmp_path)
         assert line == f"Dropped  {said}"
+
+
+def test_files_that_a_run_does_not_read_are_said(tmp_path: Path) -> None:
+    """Of a folder with rotated logs, only the files of the first kind are read."""
+    log = tmp_path / "log"
+    log.mkdir()
+    (log / "today.jsonl").write_text("\n".join(prompts(9)) + "\n")
+    (log / "older.jsonl.gz").write_bytes(gzip.compress(b'{"prompt": "one more"}\n'))
+    for split in sources.SPLITS:
+        sources.fetch("prompts", split, "raw", raw=log, out=tmp_path / f"raw/{split}.jsonl")
+    options = splits.Options(eval=2)
+    splits.make_from("prompts", "fetched", raw=tmp_path / "raw", out=tmp_path / "data/prompts", options=options)
+    assert list(dropped.lines(tmp_path)) == ["Dropped  prompts: 1 files of another kind, such as older.jsonl.gz"]
 
 
 def test_nothing_left_out_is_said_too(tmp_path: Path) -> None:

@@ -119,7 +119,8 @@ class RawFiles:
 
     def provenance(self, split: Split) -> dict[str, Any]:
         files = [{"file": f.name, "bytes": f.stat().st_size, "sha256": sha256(f)} for f in self._read(split)]
-        return {"source": "raw", "files": files}
+        ignored = [f.name for f in self.ignored()] if self.dataset.name == "prompts" else []  # of others, another copy
+        return {"source": "raw", "files": files, **({"ignored": ignored} if ignored and split == "train" else {})}
 
 
 @dataclass(frozen=True)
