@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftlab.data import cleaners, registry, splits
+from draftlab.data import check, cleaners, registry, splits
 from draftlab.data.prompts import Prompt
 from draftlab.data.raw_rows import RawRow
 from draftlab.data.registry import Split
@@ -167,6 +167,24 @@ def test_a_first_request_is_not_held_out_without_what_continues_it(tmp_path: Pat
         assert not set(train) & set(held_out)
         cut += size % 4 > 0
     assert cut == 32
+
+
+def test_prompts_that_differ_in_the_space_around_them_are_the_same(tmp_path: Path) -> None:
+    """A chat template that removes it, as Llama 3's does, would make them one text on both sides."""
+    rows: list[dict[str, Any]] = [{"prompt": f"{text}{space}"} for text in "abcdef" for space in ("", "\n", "  ")]
+    said = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "g"}]
+    rows += [{"messages": [*said[:1], {"role": "user", "content": f"g{space}"}]} for space in ("", "\n")]
+    rows += [{"messages": [*said, {"role": "assistant", "content": f"{space}yes"}, said[1]]} for space in ("", " ")]
+    raw = tmp_path / "log.jsonl"
+    raw.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for seed in range(5):
+        options = Options(eval=3, seed=seed)
+        counts = splits.make_from("prompts", "raw", raw=raw, out=tmp_path / "out", options=options)["counts"]["train"]
+        train, held_out = ({prompt.whole.strip() for prompt in part} for part in made(tmp_path / "out"))
+        assert (len(held_out), train & held_out) == (3, set())
+        assert counts["kept"] + counts["held_out"] < 10
+    report = check.check(raw)
+    assert report.kept - report.duplicates == 9
 
 
 def test_requests_alike_in_different_conversations_are_no_duplicates(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from draftlab.data.conversations import CUT
 from draftlab.data.prompts import Prompt, Rejection
 from draftlab.data.raw_rows import excerpt
 from draftlab.data.readers import read_rows
-from draftlab.data.splits import Options, digest
+from draftlab.data.splits import Options, identity
 from draftlab.errors import UserError
 from draftlab.files.json_files import write_json
 from draftlab.models.tokenizer import load_tokenizer
@@ -125,7 +125,7 @@ def check(
         first_prompt = first_prompt or excerpt(record.text)
         for what, holds in COUNTED.items():
             counts[what] += holds(record)
-        value = digest(whole)
+        value = identity(record)
         duplicates += value in seen
         seen.add(value)
         overlap += others is not None and value in others
@@ -163,7 +163,7 @@ def _records(file: Path, name: str, max_chars: int) -> Iterator[Prompt | Rejecti
 def _digests(file: Path, max_chars: int) -> set[int]:
     """The digests of the prompts in another file, in the format detected there."""
     records = _records(file, formats.detect(read_rows(file)), max_chars)
-    digests = {digest(record.whole) for record in records if isinstance(record, Prompt)}
+    digests = {identity(record) for record in records if isinstance(record, Prompt)}
     if not digests:
         raise UserError("no prompt in the file to compare with", file=file, remedy="see why: draftlab data check FILE")
     return digests

@@ -12,8 +12,8 @@ from typing import Any
 def requests_in(messages: Sequence[Mapping[str, Any]]) -> list[int]:
     """A digest of the conversation up to each request in it, the last for all of it.
 
-    Two prompts belong to one conversation if the last request of one is among those of the other. Identifiers of calls and reasoning do
-    not count: clients may change or drop them.
+    Two prompts belong to one conversation if the last request of one is among those of the other. Identifiers of calls, reasoning, and space
+    around a message do not count: clients may change or drop them, and many chat templates remove the space.
     """
     running = hashlib.blake2b(digest_size=8)
     found = []
@@ -21,7 +21,7 @@ def requests_in(messages: Sequence[Mapping[str, Any]]) -> list[int]:
         calls = [call["function"] for call in message.get("tool_calls", ())]
         if message["role"] == "assistant" and not message["content"] and not calls:
             continue  # it only thought
-        running.update(json.dumps([message["role"], message["content"], calls]).encode())
+        running.update(json.dumps([message["role"], message["content"].strip(), calls]).encode())
         if message["role"] in ("user", "tool"):
             found.append(int.from_bytes(running.digest()))
     return found

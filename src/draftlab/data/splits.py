@@ -157,6 +157,11 @@ def digest(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())
 
 
+def identity(prompt: Prompt) -> int:
+    """The digest by which prompts are the same; space around them does not count, because many chat templates remove it."""
+    return digest(prompt.whole.strip())
+
+
 def _index(prompt: Prompt) -> int:
     """The index of a prompt's row in its split."""
     return int(prompt.id.rsplit("/", 1)[1])
@@ -215,7 +220,7 @@ def _distinct(prompts: Iterable[Prompt], counts: SplitCounts, others: Sequence[P
     within = set(itertools.chain.from_iterable(requests))
     seen: set[int] = set()
     for prompt in prompts:
-        value = digest(prompt.whole)
+        value = identity(prompt)
         found = requests_in(prompt.messages) if others else []
         taken = bool(found) and (found[-1] in within or not ends.isdisjoint(found))
         counts.overlap += taken
