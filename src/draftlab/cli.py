@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import io
 import os
 import sys
 from collections.abc import Callable
@@ -143,6 +144,9 @@ def main() -> None:
     from draftlab.files.scratch import end_in_order
 
     end_in_order()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal may lack characters of what is printed
+            stream.reconfigure(errors="backslashreplace")
     args = sys.argv[1:]
     verb = next((name for name in (" ".join(args[:2]), *args[:1]) if name in VERBS), None)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -315,6 +316,19 @@ REAL = {
     "tatqa/tatqa_dataset_dev.json": "tatqa",
     "translation_ende/wmt_like.jsonl": "wmt16",
 }
+
+
+def test_a_terminal_that_lacks_a_character_shows_its_number(tmp_path: Path) -> None:
+    file = write(tmp_path / "mine.jsonl", [{"prompt": "caf\xe9 \u2603"}, {"prompt": "ok"}])
+    environment = os.environ | {"PYTHONIOENCODING": "latin-1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "draftlab", "data", "check", str(file)],
+        env=environment,
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0
+    assert "caf\xe9 \\u2603" in done.stdout.decode("latin-1")
 
 
 def test_a_real_table_without_a_header_needs_its_datasets_name(shared: Path) -> None:
