@@ -22,6 +22,7 @@ from draftlab.data.registry import Split
 from draftlab.data.splits import Options
 from draftlab.errors import UserError
 from draftlab.files.json_files import read_jsonl
+from draftlab.files.seals import remove_damaged
 
 
 @dataclass(frozen=True)
@@ -271,6 +272,22 @@ def test_stop_at_a_bad_row_writes_nothing(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"train.jsonl:2: question is empty"):
         splits.make("gsm8k", Rows(["a", ""], ["b"]), tmp_path, Options(on_bad_row="stop"))
     assert not list(tmp_path.iterdir())
+
+
+def test_another_run_that_starts_while_prompts_are_made_again_leaves_them_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, write = tmp_path / "data/gsm8k", splits.write_json
+    splits.make("gsm8k", Rows("abcd"), out, Options(eval=1))
+
+    def meanwhile(path: Path, value: object) -> None:
+        assert list(remove_damaged(tmp_path)) == []
+        write(path, value)
+
+    monkeypatch.setattr(splits, "write_json", meanwhile)
+    splits.make("gsm8k", Rows("efghi"), out, Options(eval=1))
+    assert len(made(out)[0]) == 4
+    assert list(remove_damaged(tmp_path)) == []
 
 
 def test_nothing_usable_is_an_error(tmp_path: Path) -> None:

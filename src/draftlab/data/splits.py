@@ -20,7 +20,7 @@ from draftlab.data.prompts import Prompt, Rejection
 from draftlab.data.raw_rows import RawRow
 from draftlab.data.sources import DatasetSource, SourceName, open_source
 from draftlab.errors import UserError
-from draftlab.files.atomic import atomic_path
+from draftlab.files.atomic import SEAL, atomic_path
 from draftlab.files.json_files import object_in, read_jsonl, write_json, write_jsonl
 from draftlab.files.seals import seal
 
@@ -104,6 +104,7 @@ def make(dataset: str, source: DatasetSource, out: Path, options: Options) -> di
         sink.flush()
         if not train.kept or (options.eval and not chosen):
             raise _too_few(dataset, train, len(chosen), rejected_file)
+        (out / SEAL).unlink(missing_ok=True)  # another run that starts now would take the new files for damaged
     summary = {
         "dataset": dataset,
         **dataclasses.asdict(options),
