@@ -173,6 +173,14 @@ def test_a_difference_is_judged_in_one_row(known, tables):
     assert "against teacher_fwd" not in notes["original"]
 
 
+def test_a_setting_that_is_printed_twice_is_not_compared_with_itself(known, tables):
+    """Table 2 of MDSS v1 prints its default setting in both halves: an alphabet of 40 tokens, and a linear program over 5."""
+    rows = _verdicts(_only(known, "v1T2.block_efficiency"), {"mdss_truncation": tables["mdss_truncation"]})
+    note = rows.loc["v1T2.block_efficiency/alphabet=40", "note"]
+    assert "against alphabet 10" in note
+    assert "lp_threshold 5" not in note
+
+
 def test_a_difference_within_noise_leaves_the_row_undecided(known, tables):
     facts = _only(known, "T1.alpha_offline")
     row = "T1.alpha_offline/flan-t5-xl/t5-small/spider/ft"

@@ -106,6 +106,8 @@ def _gaps(
             against = {**filters, **beside} if isinstance(beside, dict) else _filters(other_rule, other["settings"])
             if against is not None and against.get("measure") == filters.get("measure"):
                 theirs = (rule if beside else other_rule).select(against)
+                if theirs == rule.select(filters):  # a setting that is printed twice
+                    continue
                 result = compute(Contrast(rule.select(filters), theirs), tables)
                 later = position[other["claim_id"]] > position[row["claim_id"]]
                 if result is not None and later and _compares(other, other_rule, row, published):
