@@ -9,6 +9,7 @@ import pytest
 from draftlab.core import stats
 from draftlab.report import intervals, judge_numbers, judge_statements, judgement, published, tidy
 from draftlab.report import ledger as module
+from draftlab.report.contrast import Contrast, Tables, compute
 from tests.synthetic import TABLES
 
 EFFECTS = {
@@ -608,6 +609,19 @@ def test_the_cost_of_a_draft_step_is_measured(known, tables):
     row = _verdicts(_only(known, "T7.cost_ratio_c"), tables).loc["T7.cost_ratio_c/vicuna-7b/llama-160m"]
     table = tables["osd_latency_alpha"]
     assert row["ours"] == pytest.approx(table["cost_ratio"].mean(), rel=1e-5)
+
+
+def test_the_two_pairs_of_a_claim_are_compared_once_and_by_blocks_of_their_own(known, tables):
+    """Block 3 of one pair's run has nothing to do with block 3 of the other's, so nothing is paired."""
+    name, both = "T7.cost_ratio_c", ("osd_latency_alpha", "osd_latency_alpha_33b")
+    cheaper = tables[both[1]].assign(cost_ratio=lambda t: 0.1 * t["cost_ratio"])
+    rows = _verdicts(_only(known, name), {both[0]: tables[both[0]], both[1]: cheaper})
+    assert rows.loc[f"{name}/vicuna-33b/tinyllama-1.1b", "verdict"] == "compared in other rows"
+    assert rows.loc[f"{name}/vicuna-7b/llama-160m", "verdict"] in HOLDS
+    rule = known.claims[name].rule
+    sides = [rule.select({"table": table}) for table in both]
+    gap = compute(Contrast(*sides), Tables({both[0]: tables[both[0]], both[1]: cheaper})).value
+    assert gap.n == sum(tables[table]["block"].nunique() for table in both)
 
 
 def test_a_difference_without_a_value_is_undecided():

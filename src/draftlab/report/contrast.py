@@ -96,8 +96,11 @@ class Tables:
         above = chosen[measure.numerator].astype(float)
         below = chosen[measure.denominator].astype(float) if measure.denominator else pd.Series(1.0, above.index)
         pair = pd.DataFrame({"above": above, "below": below})
-        exact = tidy.resampled_column(table) is None
-        pair = pair if exact else pair.assign(unit=tidy.resampled_ids(chosen))
+        column = tidy.resampled_column(table)
+        exact = column is None
+        if not exact:  # a block is a moment of one run, a request may be in several tables
+            run = f"{selection.table}/" if column == "block" else ""
+            pair = pair.assign(unit=run + tidy.resampled_ids(chosen))
 
         def sum_units(group: pd.DataFrame) -> pd.DataFrame:
             known = group.dropna()  # a row without a value counts nowhere
