@@ -240,7 +240,18 @@ def test_a_comparison_without_a_value_is_undecided_and_not_the_least_favourable(
     assert found["ours"] == pytest.approx(-0.09)
     alone = _alpha_rises(known, rows[rows["dataset"] == nothing])
     assert alone["verdict"] == "undecided"
-    assert alone["note"].endswith(f"(alpha, dataset {nothing}): no value")
+    least = f"least favourable (alpha, dataset {nothing}): no value"
+    assert alone["note"] == f"0 of 1 comparisons hold, 1 undecided; {least}; not run: osd_offline_t5"
+
+
+def test_a_statement_says_which_of_its_comparisons_have_no_rows(known, tables):
+    claim = "osd.other_divergences_not_better"
+    every = tables["osd_offline"]
+    whole = _verdicts(_only(known, claim), {"osd_offline": every}).loc[claim, "note"]
+    assert "not run" not in whole
+    part = _verdicts(_only(known, claim), {"osd_offline": every[every["loss"] != "reverse_kl"]}).loc[claim, "note"]
+    assert part.endswith("; not run: osd_offline (sample_source teacher, loss reverse_kl)")
+    assert _alpha_rises(known, _distilled([0.9]))["note"].endswith("; not run: osd_offline_t5")
 
 
 def _judge(known, claim, row, table, scale="laptop"):

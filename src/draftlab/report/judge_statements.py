@@ -18,14 +18,15 @@ def judge_statement(statement: Statement, tables: Tables, setting: Scale) -> Jud
 
     ``ours`` is the difference in the least favourable comparison.
     """
+    results = [(comparison, compute_each(comparison.contrast, tables)) for comparison in statement.comparisons]
     compared = [
         (
             comparison,
             ", ".join([str(comparison.contrast.left.measure), *(f"{k} {v}" for k, v in result.group.items())]),
             result.value,
         )
-        for comparison in statement.comparisons
-        for result in compute_each(comparison.contrast, tables)
+        for comparison, of_groups in results
+        for result in of_groups
     ]
     if not compared:
         missing = list(dict.fromkeys(comparison.table for comparison in statement.comparisons))
@@ -46,11 +47,19 @@ def judge_statement(statement: Statement, tables: Tables, setting: Scale) -> Jud
     count += (f", {failed} fail" if failed else "") + (f", {undecided} undecided" if undecided else "")
     note = f"{count}; least favourable ({what}): {signed(gap)}"
     verdict: ClaimVerdict = "contradicts" if failed else "undecided" if undecided else "same direction"
+    if unrun := [_name(comparison, tables) for comparison, of_groups in results if not of_groups]:
+        note = join(note, f"not run: {', '.join(unrun)}")
     if verdict == "contradicts":
         note = join(note, statement.explanation)
     if verdict == "same direction" and setting in statement.same_setting:
         verdict = "reproduced"
     return Judgement(gap, verdict, note, detectable([gap for _, _, gap in compared]))
+
+
+def _name(comparison: Comparison, tables: Tables) -> str:
+    """The table of a comparison, and the rows of it that are missing if there is such a table."""
+    missing = ", ".join(f"{key} {value}" for key, value in comparison.left.items())
+    return f"{comparison.table} ({missing})" if comparison.table in tables.frames and missing else comparison.table
 
 
 def _clearance(comparison: Comparison, gap: Interval) -> tuple[float, float]:
