@@ -112,6 +112,11 @@ def test_a_class_is_counted_in_requests_and_its_figure_names_the_unit(known):
     assert stream.renumber_by_class(rows).loc[rows["group"] == "a", "stream_index"].tolist() == [0, 0, 4, 4, 8, 8]
     footer = " ".join(stream.stream_figure(rows, "laptop", known, StreamCurves()).get_supxlabel().split())
     assert "95 % bootstrap over groups of up to 4 requests" in footer
+    assert "· 36 requests ·" in footer
+    by_class = stream.stream_figure(rows, "laptop", known, StreamCurves(panel="group", by_class=True)).get_supxlabel()
+    assert "36 requests of 2 classes" in " ".join(by_class.split())
+    together = stream.stream_figure(rows, "laptop", known, StreamCurves(panel="group")).get_supxlabel()
+    assert "· 36 requests ·" in " ".join(together.split())
 
 
 def test_classes_stand_in_the_order_of_their_streams(known):

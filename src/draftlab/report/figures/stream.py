@@ -60,7 +60,7 @@ def stream_figure(table: pd.DataFrame, scale: str, published: Published, form: S
         figure,
         scale,
         f"moving average of {'–'.join(map(str, sorted({min(windows), max(windows)})))} requests{form.note}",
-        f"{length} requests",
+        f"{_requests(table, form)} requests" + (f" of {len(shown)} classes" if form.by_class else ""),
         seeds(table),
         f"at the right: last fifth of the stream, 95 % bootstrap over {tidy.resampled_name(table)}",
     )
@@ -79,6 +79,14 @@ def _step(rows: pd.DataFrame) -> int:
     """How many requests of the stream are summed in one row."""
     places = np.unique(tidy.served(rows)["stream_index"])
     return int(np.diff(places).min()) if len(places) > 1 else 1
+
+
+def _requests(table: pd.DataFrame, form: StreamCurves) -> int:
+    """How many requests the longest stream has; panels by group are the classes of one stream."""
+    rows = tidy.served(table)
+    panel = [] if form.panel in (None, "group") else [form.panel]
+    counts = rows["requests"] if "requests" in rows else pd.Series(1, rows.index)
+    return int(counts.groupby([rows[key] for key in (form.series, "seed", *panel)]).sum().max())
 
 
 def _length(rows: pd.DataFrame) -> int:
