@@ -555,6 +555,17 @@ def test_window_is_a_part_of_each_stream():
     assert tidy.in_window(rows.assign(split="eval"), 0.8, 1.0).all(), "held-out requests are in no stream"
 
 
+@pytest.mark.parametrize("experiment", ["osd_arena_language", "osd_arena_topic"])
+def test_the_parts_of_a_class_s_stream_count_its_own_requests(experiment):
+    """Figure 5 counts the requests of each class apart; one that came late would have no first tenth among all requests."""
+    rows = pd.DataFrame({"group": ["early"] * 100 + ["late", "early"] * 50, "stream_index": range(200), "requests": 1})
+    streams = [rows.assign(method=method, split="train", seed=0) for method in ("separate", "static")]
+    table = tidy.derive(experiment, pd.concat(streams, ignore_index=True))
+    for window, expected in (((0.0, 0.1), {"early": 15, "late": 5}), ((0.8, 1.0), {"early": 30, "late": 10})):
+        found = tidy.in_window(table, *window) & (table["method"] == "separate")
+        assert table["group"][found].value_counts().to_dict() == expected
+
+
 @pytest.mark.parametrize(
     ("claim", "row", "table", "doctor"),
     [

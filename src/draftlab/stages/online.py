@@ -147,6 +147,7 @@ class Derived:
     setting: str = column("what is varied besides the interval, in words", optional=True)
     rate: float = column("requests sent to another draft on purpose", "%", optional=True)
     drafts: str = column("whether one draft served all (shared) or each group its own (separate)", optional=True)
+    stream: str = column("the class whose requests ``stream_index`` counts", optional=True)
 
 
 MEASURES = ALPHAS | {
@@ -219,7 +220,19 @@ def stream_length(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(request_ms=1e3 * rows["cpu_seconds"] / rows["served"], added_ms=1e3 * rows["served"].map(added))
 
 
+def by_class(rows: pd.DataFrame) -> pd.DataFrame:
+    """The requests of each class as a ``stream`` of their own, which ``stream_index`` counts (OSD, Fig. 5)."""
+    requests = rows.sort_values("stream_index", kind="stable")["requests"]
+    before = requests.groupby([rows[key] for key in ("group", "method", "seed")]).cumsum() - requests
+    return rows.assign(stream=rows["group"], stream_index=before)
+
+
 STAGE = stage_of(
     __name__,
-    views={"update_interval": update_interval, "stream_length": stream_length, "routing_errors": routing_errors},
+    views={
+        "update_interval": update_interval,
+        "stream_length": stream_length,
+        "routing_errors": routing_errors,
+        "by_class": by_class,
+    },
 )
