@@ -501,7 +501,10 @@ def test_a_latency_is_compared_with_the_target_alone_on_the_same_requests(known,
         ("osd.idle_compute", "osd_utilisation", lambda t: t.assign(flops_per_second=1e3 * t["flops_per_second"])),
         ("osd.update_is_cheap", "osd_update_cost", lambda t: t.assign(update_seconds=t["interval_seconds"])),
         ("osd.update_is_cheap", "osd_update_cost", _another_draft),
-        *(("osd.memory_falls", "osd_memory_traffic", _swapped("system", "osd", other)) for other in ("original", "vsd")),
+        *(
+            ("osd.memory_falls", "osd_memory_traffic", _swapped("system", "osd", other))
+            for other in ("original", "vsd")
+        ),
         ("osd.length_helps", "osd_latency_length", lambda t: t.assign(speculative=t["plain"] / 2)),
         *(
             ("mdss.non_identical_drafts", "mdss_mixed_temperature", _raised("emitted", "scheme", baseline))

@@ -305,7 +305,7 @@ def test_the_last_decimal_is_at_most_a_third_of_the_interval(width, digits):
     assert digits_of([stats.Interval(0, 0, width, 9)], 2) == digits
 
 
-@pytest.mark.parametrize("apart", ["dataset", "split", "moment"])
+@pytest.mark.parametrize("apart", ["dataset", "split", "moment", "traffic"])
 def test_the_same_number_elsewhere_is_another_unit(apart):
     rows = pd.DataFrame({"block": [0, 1, 0, 1], "seconds": 1.0})
     assert tidy.resampled_ids(rows).nunique() == 2

@@ -94,7 +94,7 @@ def plan_of(experiment: str) -> Experiment:
 
 UNITS = {"request_id": "requests", "stream_index": "requests", "block": "blocks"}
 """The columns that a bootstrap may resample, with a name for readers."""
-APART = ("split", "dataset", "moment")
+APART = ("split", "dataset", "moment", "traffic")
 """Columns that keep equal names of units apart."""
 ID_COLUMNS = (*UNITS, *APART)
 
@@ -113,7 +113,7 @@ def resampled_name(rows: pd.DataFrame) -> str | None:
 
 
 def resampled_ids(rows: pd.DataFrame) -> pd.Series:
-    """A unique name for the bootstrap unit of each row: the same number in two datasets, splits or moments means two units."""
+    """A unique name for the bootstrap unit of each row: the same number in two datasets, splits, moments or kinds of traffic means two units."""
     column = resampled_column(rows)
     if column is None:
         raise UserError("an exact table has no requests to draw", remedy="leave the interval out")
