@@ -119,6 +119,15 @@ def test_a_class_is_counted_in_requests_and_its_figure_names_the_unit(known):
     assert "· 36 requests ·" in " ".join(together.split())
 
 
+@pytest.mark.parametrize("name", ["osd_offline", "osd_latency_dataset"])
+def test_a_legend_names_printed_numbers_only_where_there_are_some(known, name):
+    """No paper printed numbers for the user's prompts."""
+    for dataset, printed in (("spider", 1), ("mine", 0)):
+        table = _table(name).query("dataset == 'spider'").assign(dataset=dataset)
+        (legend,) = figures.figure(name, table, "laptop", known).legends
+        assert sum("printed" in text.get_text() for text in legend.get_texts()) == printed
+
+
 def test_classes_stand_in_the_order_of_their_streams(known):
     lengths = {"Chinese": 30, "English": 90, "Russian": 60}
     classes = [pd.DataFrame({"group": [name] * n, "stream_index": range(n)}) for name, n in lengths.items()]

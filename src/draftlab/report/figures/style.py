@@ -220,9 +220,10 @@ def level(ax: Axes, row: Mapping[str, Any], style: Look, alpha: float, **options
 
 
 def diamonds(ax: Axes, x: ArrayLike, y: ArrayLike, label: str | None = "printed", **options: Any) -> None:
-    """Draw printed numbers as hollow diamonds."""
+    """Draw printed numbers as hollow diamonds; where there is none, the legend does not name them."""
     drawn: dict[str, Any] = {"mfc": "none", "mec": BLACK, "ms": 4.5, "label": label} | options
-    ax.plot(x, y, "D", **drawn)
+    if np.size(y):
+        ax.plot(x, y, "D", **drawn)
 
 
 def counted(values: pd.Series) -> str:
