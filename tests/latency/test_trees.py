@@ -22,7 +22,7 @@ from draftlab.models import load_model
 from draftlab.models.backend import EngineOptions
 from draftlab.models.gguf import export
 from draftlab.models.llama_branches import TEXT, Branches
-from draftlab.models.llama_cpp import LlamaCpp
+from draftlab.models.llama_cpp import BATCH, LlamaCpp
 from draftlab.train.designs import trim_head
 from tests.engine.test_speculate import near
 from tests.models.test_lookup import passages
@@ -219,6 +219,24 @@ def test_without_a_draft_it_is_prompt_lookup(pair: tuple[LlamaCpp, LlamaCpp]) ->
         assert both[0] == both[1]
         accepted += sum(block.accepted for block in found.blocks)
     assert accepted > 0
+
+
+def test_a_draft_that_was_not_asked_for_long_reads_what_it_missed(models: dict[str, Path]) -> None:
+    """Prompt lookup found hundreds of tokens one after the other: more than fit one call."""
+
+    class Late(AtLeast):
+        waits = BATCH + 10
+
+        def asks(self) -> bool:
+            self.waits -= 1
+            return self.waits < 0
+
+    engine = EngineOptions(context_length=2 * BATCH, sequences=sequences_for(TREES[0]), shared=True)
+    target, draft = (models[name].with_suffix(".gguf") for name in ("target", "draft"))
+    with LlamaCpp(target, engine) as big, LlamaCpp(draft, engine) as small:
+        found = speculate_with_trees(big, small, [5, 9], BATCH + 40, TREES[0], rule=Late(0.0))
+        assert found.tokens == decode(big, [5, 9], BATCH + 40).tokens
+        assert any(block.calls for block in found.blocks), "the draft was asked in the end"
 
 
 def test_a_trimmed_head_drafts_its_tokens(models: dict[str, Path]) -> None:

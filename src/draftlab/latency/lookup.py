@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32, Int
 
-from draftlab.latency.loop import crop, resume
+from draftlab.latency.loop import crop, unread
 from draftlab.models.backend import LatencyBackend, Logits
-from draftlab.models.llama_cpp import BATCH
 from draftlab.models.ngrams import NGRAM, Ngrams
 
 SURE = 0.5
@@ -71,13 +70,11 @@ class LookupBackend:
         """Refused: a lookup reads no tokens that are not known yet."""
         raise NotImplementedError("a lookup guesses one token at a time")
 
-    def _unread(self, last: int) -> list[int]:
+    def _unread(self, last: int) -> Sequence[int]:
         """What the joined model reads in its next step: all that it missed, or the ``last`` tokens if that is too much for one call."""
         assert self.inner
         self.steps += 1
-        if len(self.tokens) - len(self.inner.tokens) > BATCH:
-            resume(self.inner, self.tokens[:-last])
-        return self.tokens[len(self.inner.tokens) :]
+        return unread(self.inner, self.tokens, last)
 
     def trim(self, length: int) -> None:
         if self.inner and self.inner.tokens == self.tokens[: len(self.inner.tokens)]:

@@ -15,6 +15,7 @@ from draftlab.core.theory import best_draft_len
 from draftlab.engine.loop import DecodingPair, Proposal, Reading, Timed, Verification, agreed, steps
 from draftlab.errors import UserError
 from draftlab.models.backend import LatencyBackend, Logits, check_pair
+from draftlab.models.llama_cpp import BATCH
 
 
 @dataclass(frozen=True)
@@ -174,7 +175,7 @@ class Alone:
     def propose(self, left: Sequence[int]) -> tuple[list[int], list[Probs]]:
         """Tokens after the text, and the distributions they were drawn from (none when greedy)."""
         self.calls, tokens, probs = 0, list[int](), list[Probs]()
-        pending = self.text[len(self.draft.tokens) :]
+        pending = unread(self.draft, self.text)
         length = min(self.draft_len(), self.context - len(self.text))
         if self.mask is not None and length > 0:
             return self._propose_at_once([*pending, *[self.mask] * (length - 1)], length)
@@ -283,3 +284,10 @@ def resume(backend: LatencyBackend, tokens: Sequence[int]) -> None:
         backend.prefill(tokens[common:])
     if inner := getattr(backend, "inner", None):
         resume(inner, tokens)
+
+
+def unread(backend: LatencyBackend, text: Sequence[int], last: int = 1) -> Sequence[int]:
+    """The tokens of ``text`` that the cache does not hold, for one call; of more than fit a call, all but the ``last`` are read first."""
+    if len(text) - len(backend.tokens) > BATCH:
+        resume(backend, text[:-last])
+    return text[len(backend.tokens) :]

@@ -9,9 +9,8 @@ import numpy as np
 from draftlab.core.sampling_numpy import GREEDY, Probs, Sampling
 from draftlab.engine.loop import Verification
 from draftlab.latency.lookup import SURE
-from draftlab.latency.loop import Alone, Block, DraftLength, Generation, generate, resume
+from draftlab.latency.loop import Alone, Block, DraftLength, Generation, generate
 from draftlab.models.backend import LatencyBackend, check_pair
-from draftlab.models.llama_cpp import BATCH
 from draftlab.models.suffixes import Memory, Suffixes
 
 
@@ -62,8 +61,6 @@ class AloneWithSuffixes(Alone):
     def propose(self, left: Sequence[int]) -> tuple[list[int], list[Probs]]:
         tokens, counts = self.seen.path(min(self.draft_len(), self.context - len(self.text)), self.min_prob)
         if self.joined and (not tokens or counts[0][0] < SURE * sum(counts[0])):
-            if len(self.text) - len(self.draft.tokens) > BATCH:  # it has not read what it did not draft
-                resume(self.draft, self.text[:-1])
             return super().propose(left)
         self.calls, self.drafted = 0, len(tokens)
         return tokens, [self._certain(token) for token in tokens] if self.sampling.temperature else []

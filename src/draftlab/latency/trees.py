@@ -19,7 +19,7 @@ from draftlab.core.sampling_numpy import GREEDY, Sampling, draw, to_probs
 from draftlab.engine.loop import Verification
 from draftlab.errors import UserError
 from draftlab.latency.cost_aware import AtLeast, Rule
-from draftlab.latency.loop import Generation, crop, generate, start
+from draftlab.latency.loop import Generation, crop, generate, start, unread
 from draftlab.models.backend import LatencyBackend, Logits, argmax, check_pair
 from draftlab.models.llama_branches import TEXT, Branches
 from draftlab.models.llama_cpp import LlamaCpp
@@ -143,7 +143,7 @@ class AloneWithTrees:
             return DraftedTree(found, [TEXT, *range(len(found) - 1)], [TEXT] * len(found), 0)
         if not self.rule.asks():
             return DraftedTree([], [], [], 0)
-        logits = self.draft.predict(self.text[len(self.draft.tokens) :])
+        logits = self.draft.predict(unread(self.draft, self.text))
         self.growing = Branches(self.draft)
         grown = grow(self.growing, logits[None], self.tree, self.sampling.temperature or 1.0, self.rule)
         self.drafted, self.calls = len(grown.tokens), grown.calls
