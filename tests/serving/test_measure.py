@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from pydantic import ValidationError
 
 from draftlab.errors import UserError
 from draftlab.latency import cost
+from draftlab.latency.controlled import UNTIMED
 from draftlab.latency.self_check import write_toy
 from draftlab.models.gguf import export
 from draftlab.serving import measure, profiles, sweep
@@ -23,6 +25,36 @@ def test_the_fit_finds_known_times_again() -> None:
     found = measure.fit(rows)
     assert_allclose(list(found.tokens.values()), [5 + n for n in found.tokens], rtol=1e-6)
     assert_allclose(found.decode.per_cached, 0.02, rtol=1e-6)
+
+
+class Warming:
+    """An engine with its own time: a call of n tokens takes 5 + n ms, and 9 ms more while it is one of the first two of its shape in a row."""
+
+    def __init__(self) -> None:
+        self.now, self.shape, self.calls = 0.0, (0, 0), 0
+
+    def clock(self) -> Callable[[], float]:
+        return lambda: self.now
+
+    def fill(self, sequences: int, context: int) -> None:
+        self.batch = sequences
+        self._call(0)
+
+    def probe(self, tokens: int) -> None:
+        self._call(tokens)
+
+    def _call(self, tokens: int) -> None:
+        self.calls = self.calls + 1 if self.shape == (self.batch, tokens) else 1
+        self.shape = (self.batch, tokens)
+        self.now += 1e-3 * (5 + self.batch * tokens + 9 * (self.calls <= UNTIMED))
+
+
+def test_a_step_is_timed_after_others_of_its_shape() -> None:
+    """An engine changes its graph with the shape, but a server repeats a step."""
+    (rows,) = measure._times([Warming()], 512, measure.ProfileSettings(Path("none"), blocks=2))  # type: ignore[list-item]
+    steps = [(tokens, ms) for tokens, cached, ms in rows if cached]
+    assert len(steps) == 2 * len(measure.BATCHES) * len(measure.CONTEXTS) * len(measure.TOKENS)
+    assert_allclose([ms for _, ms in steps], [5 + tokens for tokens, _ in steps])
 
 
 def test_a_pair_is_measured_and_simulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,7 +113,9 @@ def measure(settings: ProfileSettings) -> Profile:
 
 
 def _times(models: Sequence[LatencyBackend], room: int, settings: ProfileSettings) -> list[Times]:
-    """The times of steps of each model, at contexts of at most ``room`` tokens."""
+    """The times of steps of each model, at contexts of at most ``room`` tokens, each after ``UNTIMED`` steps of its own shape."""
+    from draftlab.latency.controlled import UNTIMED
+
     rng = np.random.default_rng(settings.seed)
     times: list[Times] = [[] for _ in models]
     clock = models[0].clock()
@@ -127,6 +129,8 @@ def _times(models: Sequence[LatencyBackend], room: int, settings: ProfileSetting
                 new = [(PROMPT, 0, 1e3 * (clock() - started))]
                 model.fill(batch, context)
                 for tokens in rng.permutation(TOKENS).tolist():
+                    for _ in range(UNTIMED):
+                        model.probe(tokens)
                     started = clock()
                     model.probe(tokens)
                     new.append((batch * tokens, batch * context, 1e3 * (clock() - started)))
