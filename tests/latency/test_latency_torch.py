@@ -25,6 +25,7 @@ from draftlab.models.llama_cpp import LlamaCpp
 from draftlab.stages import latency_alpha, latency_branches, latency_cost, latency_length, latency_update
 from draftlab.stages._inputs import Target, TargetAndDraft
 from draftlab.stages._stage import Bench
+from tests.pretended_gpu import pretended_gpu
 
 ON_TORCH = Engine(backend="torch")
 
@@ -135,6 +136,17 @@ def test_probes_in_torch_append_and_forget() -> None:
         for _ in range(20):
             model.probe(5)
         assert model._batch.lengths == [10, 10, 10]
+
+
+@pytest.mark.parametrize("name", ["llama-160m/16", "t5-small/16"])
+def test_a_filled_cache_is_ready_on_a_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A profile times how long a prompt takes: the GPU must have read it, not only have been told to."""
+    waits = list[str]()
+    with pretended_gpu(monkeypatch):
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda device: waits.append(str(device)))
+        model = open_torch(Path(name), Engine(backend="torch", device="cuda"), EngineOptions(context_length=64))
+        model.fill(1, 10)
+        assert waits == ["cuda:0"]
 
 
 @pytest.mark.parametrize("name", ["llama-160m/16", "t5-small/16"])

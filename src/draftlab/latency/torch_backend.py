@@ -85,6 +85,8 @@ class TorchBackend:
             )[0]
         if not any(self._batch.lengths):  # an encoder-decoder, whose decoder has read nothing yet
             self._run(self._batch, [[0] * context] * sequences)
+        if self.model.device.type == "cuda":
+            torch.cuda.synchronize(self.model.device)  # no result is read here that the GPU would have to finish first
 
     def probe(self, tokens: int) -> None:
         sequences, context = self._filled
