@@ -207,6 +207,26 @@ def test_a_made_folder_keeps_the_file_its_tokenizer_and_its_template(tmp_path: P
             assert ours.decode(ours.encode(text)) == text
 
 
+@pytest.mark.parametrize(("name", "is_end"), [("<|eot_id|>", True), ("<|im_end|>", True), ("<|eom|>", False)])
+def test_the_end_of_a_turn_ends_an_answer_though_the_header_names_another_token(
+    tmp_path: Path, name: str, is_end: bool
+) -> None:
+    """As in the first files of Llama 3, whose header names only the end of a text; llama.cpp finds the token by its name."""
+    folder = tmp_path / "toy"
+    network("llama", True).save_pretrained(folder)
+    tokenizer = train_tokenizer(TEXTS * 40, 511)
+    tokenizer.backend.add_special_tokens([name])
+    tokenizer.save(folder)
+    export(folder, file := tmp_path / "toy.gguf")
+    with LlamaCpp(file) as model:
+        vocabulary = lib.llama_model_get_vocab(model._model)
+        ends = {token for token in range(512) if lib.llama_vocab_is_eog(vocabulary, token)}
+    token = tokenizer.backend.token_to_id(name)
+    assert set(load_tokenizer(file).eos_ids) == ends == ({2, token} if is_end else {2})
+    write_folder(file, tmp_path / "made")
+    assert load_tokenizer(tmp_path / "made").eos_ids == load_tokenizer(file).eos_ids
+
+
 @pytest.mark.parametrize("split", gguf_header.SPLITS)
 def test_texts_are_cut_as_in_llama_cpp(split: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name_split = gguf.GGUFWriter.add_tokenizer_pre

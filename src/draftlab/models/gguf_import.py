@@ -43,6 +43,9 @@ ORIGINAL = "model.gguf"
 TURNED = ("attn_q", "attn_k", "attn_q_norm", "attn_k_norm")
 """The parts whose rows belong to rotary pairs."""
 
+TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>")
+"""Tokens that end a turn of a conversation, in llama.cpp too, though a header may not say so."""
+
 TRIAL = """
 import sys
 from draftlab.models.llama_cpp import LlamaCpp
@@ -78,6 +81,10 @@ def config_of(header: Header) -> LlamaConfig:
     ids: dict[str, Any] = {
         name: header.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "padding", "eos", "eot", "eom")
     }
+    tokens: list[str] = header.metadata["tokenizer.ggml.tokens"]
+    # The first files of Llama 3 name only the end of a text.
+    if ids["eot"] is None and tokens[ids["eos"]] not in TURN_ENDS:
+        ids["eot"] = next((place for place, token in enumerate(tokens) if token in TURN_ENDS), None)
     ends = list(dict.fromkeys(ids[name] for name in ("eos", "eot", "eom") if ids[name] is not None))
     return LlamaConfig(
         **header.shape,
