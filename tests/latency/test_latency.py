@@ -29,6 +29,7 @@ from draftlab.models.backend import check_pair, confident_argmax
 from draftlab.models.gguf import export
 from draftlab.models.gguf_import import ORIGINAL
 from draftlab.models.llama_cpp import LlamaCpp
+from draftlab.models.tokenizer import train_tokenizer
 from draftlab.stages import STAGES, latency_alpha
 from draftlab.stages._inputs import TargetAndDraft
 from draftlab.stages._stage import Bench
@@ -46,7 +47,7 @@ class Bigram:
     def __init__(self, table: np.ndarray, context_length: int = 512) -> None:
         self.table, self.vocab_size, self.context_length = table, len(table), context_length
         self.tokens: list[int] = []
-        self.eos: int | None = None
+        self.ends: set[int] = set()
         self.computed = 0
 
     def extend(self, tokens: Sequence[int]) -> np.ndarray:
@@ -437,9 +438,25 @@ def test_pairs_that_read_ids_differently_are_refused(files: dict[str, Path], tmp
     one, two = bigram(4, 0), bigram(4, 1)
     one.vocabulary, two.vocabulary = {"tokens": "a"}, {"draftlab": "b"}  # nothing to compare
     check_pair(one, two)
+    one.ends, two.ends = {1, 3}, {3}  # as Llama 3.1 in a GGUF file, and in a folder
+    check_pair(one, two)
     two.vocabulary = {"draftlab": "b", "tokens": "c"}
     with pytest.raises(UserError, match="different tokens"):
         check_pair(one, two)
+
+
+@pytest.mark.parametrize("backend", ["llama_cpp", "torch"])
+def test_a_draft_may_end_its_answers_otherwise_where_the_tokens_are_the_same(backend: Any, tmp_path: Path) -> None:
+    """As the base model of an instructed target, which ends with its text; no verifier reads where a draft would end."""
+    for name, end in (("target", 2), ("draft", 3)):
+        write_toy(tmp_path / name, vocab_size=300, eos_token_id=end)
+        train_tokenizer(["a few words"] * 9, 300).save(tmp_path / name)
+    opened = open_pair(
+        *(tmp_path / name for name in ("target", "draft")), settings=Engine(backend=backend), context_length=64
+    )
+    with opened as (target, draft):
+        assert (target.ends, draft.ends) == ({2}, {3})
+        assert speculate(target, draft, [5, 9], 8, fixed(2)).tokens == decode(target, [5, 9], 8).tokens
 
 
 def test_a_gguf_file_is_timed_as_it_is_or_refused(files: dict[str, Path], tmp_path: Path) -> None:

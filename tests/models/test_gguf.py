@@ -425,7 +425,7 @@ def test_all_tokens_that_end_an_answer_go_along(
     with LlamaCpp(tmp_path / "toy.gguf") as model:
         vocabulary = lib.llama_model_get_vocab(model._model)
         assert all(lib.llama_vocab_is_eog(vocabulary, token) for token in ends)
-        assert model.eos == ends[0]
+        assert model.ends == set(ends)
 
 
 def test_more_ends_than_a_file_can_name_are_refused_with_a_vocabulary(tmp_path: Path) -> None:

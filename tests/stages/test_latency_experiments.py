@@ -70,7 +70,7 @@ class Clockwork:
         self.hands, self.step, self.token, self.depth, self.stride = hands, step, token, depth, stride
         self.vocab_size, self.context_length = 64, 4096
         self.tokens: list[int] = []
-        self.eos: int | None = None
+        self.ends: set[int] = set()
         self.filled = (0, 0)
         self.change, self.size = 0.0, 0  # what a probe costs more whose number of tokens differs from the one before
 

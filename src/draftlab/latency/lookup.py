@@ -24,7 +24,7 @@ class LookupBackend:
 
     def __init__(self, model: LatencyBackend, *, joined: bool = False) -> None:
         self.inner = model if joined else None
-        self.decoder_start, self.vocab_size, self.eos = model.decoder_start, model.vocab_size, model.eos
+        self.decoder_start, self.vocab_size, self.ends = model.decoder_start, model.vocab_size, model.ends
         self.context_length, self.vocabulary, self._clock = model.context_length, model.vocabulary, model.clock
         self.steps = 0  # calls in which the joined model drafted a token
         self._forget()

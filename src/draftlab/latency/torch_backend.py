@@ -15,8 +15,9 @@ from draftlab.core.sampling import most_probable
 from draftlab.errors import UserError
 from draftlab.latency.settings import Engine
 from draftlab.latency.shapes import random_model
-from draftlab.models import Cache, Dtype, LanguageModel, load_model, load_tokenizer
+from draftlab.models import Cache, Dtype, LanguageModel, Tokenizer, load_model, load_tokenizer
 from draftlab.models.backend import ENCODER_PROMPT, EngineOptions, Logits, confident_argmax, confident_argmaxes
+from draftlab.models.gguf_vocabulary import vocabulary_digest
 
 DTYPES: dict[str, Dtype] = {"own": "float32", "f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 
@@ -24,9 +25,12 @@ DTYPES: dict[str, Dtype] = {"own": "float32", "f32": "float32", "f16": "float16"
 class TorchBackend:
     """One model with its cache; the cache of an encoder-decoder is its decoder's."""
 
-    def __init__(self, name: str, model: LanguageModel, settings: EngineOptions, eos: int | None = None) -> None:
-        self.name, self.model, self.settings, self.eos = name, model, settings, eos
-        self.vocabulary: dict[str, str] = {}
+    def __init__(
+        self, name: str, model: LanguageModel, settings: EngineOptions, tokenizer: Tokenizer | None = None
+    ) -> None:
+        self.name, self.model, self.settings = name, model, settings
+        self.ends = set(tokenizer.eos_ids) if tokenizer else set[int]()
+        self.vocabulary = {"draftlab": vocabulary_digest(tokenizer.backend)} if tokenizer else dict[str, str]()
         self.vocab_size = model.vocab_size
         self.context_length = min(settings.context_length, model.context_length)
         self.decoder_start: int | None = None
@@ -130,5 +134,5 @@ def open_torch(path: Path, settings: Engine, engine: EngineOptions) -> TorchBack
     if not path.is_dir():
         model = random_model(str(path), getattr(torch, dtype), torch.device(settings.device), settings.seed)
         return TorchBackend(str(path), model, engine)
-    eos = load_tokenizer(path).eos_ids[0] if (path / "tokenizer.json").is_file() else None
-    return TorchBackend(path.name, load_model(path, dtype, settings.device), engine, eos)
+    tokenizer = load_tokenizer(path) if (path / "tokenizer.json").is_file() else None
+    return TorchBackend(path.name, load_model(path, dtype, settings.device), engine, tokenizer)

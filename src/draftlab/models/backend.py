@@ -46,13 +46,14 @@ class LatencyBackend(Protocol):
 
     Every answer of an encoder-decoder begins with ``decoder_start`` (None for a decoder-only model). Its cache is the decoder's, and its encoder
     has read ``ENCODER_PROMPT`` until ``encode`` is called. ``vocabulary`` holds digests of the tokens: models are compared by those that both have.
+    ``ends`` are the tokens that end an answer, as far as they are known.
     """
 
     decoder_start: int | None
     vocab_size: int
     context_length: int
     vocabulary: dict[str, str]
-    eos: int | None
+    ends: set[int]
     tokens: list[int]
 
     def encode(self, prompt: Sequence[int]) -> None:
@@ -141,7 +142,9 @@ def check_pair(target: LatencyBackend, draft: LatencyBackend) -> None:
         raise UserError(f"the target is {kinds[0]}, the draft {kinds[1]}", remedy="use two models of the same kind")
     if target.vocab_size != draft.vocab_size:
         raise UserError(f"the target has {target.vocab_size} tokens, the draft has {draft.vocab_size}", remedy=remedy)
-    if None not in (target.eos, draft.eos) and target.eos != draft.eos:
-        raise UserError(f"eos is token {target.eos} in the target and {draft.eos} in the draft", remedy=remedy)
-    if have_same_tokens(target, draft) is False:
+    is_same = have_same_tokens(target, draft)
+    if is_same is None and target.ends and draft.ends and target.ends.isdisjoint(draft.ends):
+        of_target, of_draft = (" or ".join(map(str, sorted(model.ends))) for model in (target, draft))
+        raise UserError(f"eos is token {of_target} in the target and {of_draft} in the draft", remedy=remedy)
+    if is_same is False:
         raise UserError("target and draft have vocabularies of the same size but different tokens", remedy=remedy)

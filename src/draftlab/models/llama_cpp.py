@@ -25,7 +25,7 @@ from draftlab.errors import UserError
 from draftlab.files.amx import leave_to_llama_cpp
 from draftlab.models.backend import ENCODER_PROMPT, EngineOptions, Logits, argmax, confident_argmax, confident_argmaxes
 from draftlab.models.gguf import INFLATED_KEY
-from draftlab.models.gguf_vocabulary import VOCABULARY_KEY
+from draftlab.models.gguf_vocabulary import ENDS, VOCABULARY_KEY
 from draftlab.models.trimmed import HEAD_TOKENS, TABLE_DIGEST, read_head
 
 BATCH = 512
@@ -69,8 +69,8 @@ class LlamaCpp:
                 self.head = read_head(path, self.outputs, _metadata(self._model, TABLE_DIGEST))
             self.vocab_size = self.outputs if self.head is None else len(self.head.embeddings)
             self.vocabulary = _digests(self._model)
-            eos = _metadata(self._model, "tokenizer.ggml.eos_token_id")
-            self.eos = None if eos is None else int(eos)
+            ends = (_metadata(self._model, f"tokenizer.ggml.{name}_token_id") for name in ENDS)
+            self.ends = {int(token) for token in ends if token is not None}
             self._context = _open_context(self._model, settings)
             opened.callback(lib.llama_free, self._context)
             self.context_length = lib.llama_n_ctx_seq(self._context)
