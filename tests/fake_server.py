@@ -78,7 +78,7 @@ class FakeServer:
             log_probs = logits[0].log_softmax(-1)
             steps.append((int(tokens[0]), log_probs, log_probs.topk(body["logprobs"]).indices.tolist()))
 
-        sampling = Sampling(body["temperature"], body["top_k"] or None, body["top_p"], body["min_p"])
+        sampling = Sampling(body["temperature"], max(body["top_k"], 0) or None, body["top_p"], body["min_p"])
         with self.lock:  # torch's own threads are enough
             generate(
                 self.model,

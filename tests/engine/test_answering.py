@@ -200,6 +200,17 @@ def test_an_answer_ends_where_the_folder_says_even_if_the_server_stops_later(fol
         assert_same(asked(toys, folder), answers(folder))
 
 
+def test_every_version_of_vllm_understands_that_no_top_k_is_set(folder: Path) -> None:
+    """Those before 0.9 refuse 0: "top_k must be -1 (disable), or at least 1"."""
+
+    def fault(_: int, body: dict[str, Any]) -> int:
+        return 200 if body["top_k"] == -1 or body["top_k"] >= 1 else 400
+
+    with serve(toy(folder, dialect="vllm", fault=fault)) as toys:
+        assert_same(asked(toys, folder), answers(folder))
+        assert asked(toys, folder, temperature=1.0, top_k=4).sampling == Sampling(1.0, top_k=4)
+
+
 def test_a_busy_server_is_asked_again(folder: Path) -> None:
     def fault(number: int, _: object) -> int:
         return {1: 429, 2: 500, 3: 0, 5: 503}.get(number, 200)

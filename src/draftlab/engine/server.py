@@ -159,7 +159,7 @@ class Server:
             "stop_token_ids": sorted(ends),  # vLLM
             "seed": seed,
             "temperature": sampling.temperature,
-            "top_k": sampling.top_k or 0,
+            "top_k": sampling.top_k or -1,  # vLLM before 0.9 refuses 0
             "top_p": sampling.top_p,
             "min_p": sampling.min_p,
             "repetition_penalty": 1.0,  # vLLM takes it from the model's generation_config.json
