@@ -25,6 +25,9 @@ from draftlab.models.gguf_import import ORIGINAL
 from draftlab.models.llama import Llama, LlamaConfig
 from draftlab.models.tokenizer import train_tokenizer
 from draftlab.models.vocabulary_rows import fit_rows, rows_of
+from draftlab.stages import latency_update
+from draftlab.stages._inputs import TargetAndDraft
+from draftlab.stages._stage import Bench
 from draftlab.train import pretrain
 
 TEXTS = ["SELECT name FROM singer WHERE age > 20", "Each box has 12 apples, so 12 * 345 = 4140 apples."] * 5
@@ -144,6 +147,36 @@ def test_a_gguf_file_with_other_padding_is_a_draft_for_torch_and_as_it_is_for_ll
         other.trim(0)
         plain = decode(one, [1, 5, 9], 40)
         assert speculate(one, other, [1, 5, 9], 40, fixed(3)).tokens == plain.tokens
+
+
+@pytest.mark.parametrize(("had", "wanted"), [(SMALL, LARGE), (LARGE, SMALL)])
+def test_two_folders_with_other_padding_are_timed_in_torch_as_in_llama_cpp(
+    had: int, wanted: int, tmp_path: Path
+) -> None:
+    folders = llama(tmp_path / "target", wanted, num_hidden_layers=2), llama(tmp_path / "draft", had)
+    texts = []
+    for backend in ("torch", "llama_cpp"):
+        with open_pair(*folders, settings=Engine(backend=backend), context_length=128) as (one, other):
+            assert one.vocab_size == other.vocab_size == wanted
+            logits = other.prefill([1, 5, 9])
+            assert len(logits) == wanted
+            assert np.isneginf(logits[had:]).all()
+            assert np.isfinite(logits[:had]).all()
+            other.trim(0)
+            logits = other.extend([wanted - 1])[0].copy()
+            other.trim(0)
+            np.testing.assert_array_equal(logits, other.extend([min(wanted, had) - 1])[0])
+            other.trim(0)
+            texts.append(speculate(one, other, [1, 5, 9], 40, fixed(3)).tokens)
+            assert texts[-1] == decode(one, [1, 5, 9], 40).tokens
+    assert texts[0] == texts[1]
+
+
+def test_an_update_is_timed_on_tokens_that_the_draft_has(tmp_path: Path) -> None:
+    folders = llama(tmp_path / "target", LARGE), llama(tmp_path / "draft", SMALL)
+    settings = latency_update.Settings(backend="torch", prompt=20, generated=4, update_interval=20, blocks=1)
+    rows, _ = latency_update.run(settings, TargetAndDraft(target=folders[0], draft=folders[1]), Bench(tmp_path))
+    assert (rows["update_seconds"] > 0).all()
 
 
 def test_a_draft_never_guesses_a_row_that_its_target_lacks(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from draftlab.errors import UserError
 from draftlab.files.scratch import scratch
@@ -21,6 +21,9 @@ from draftlab.models.cores import pinned
 from draftlab.models.gguf import Weights, export
 from draftlab.models.gguf_import import ORIGINAL, check_loads
 from draftlab.models.llama_cpp import LlamaCpp, check_device
+
+if TYPE_CHECKING:
+    from draftlab.latency.torch_backend import TorchBackend
 
 
 @contextlib.contextmanager
@@ -53,7 +56,7 @@ def open_pair(
                 raise UserError(what, file=gone, remedy="put it back, or set weights to another type")
         default: Weights = "q8_0" if is_gguf(paths[0]) else "f32"
         weights = default if settings.weights == "own" else settings.weights
-        models: list[LatencyBackend] = []
+        models: list[LlamaCpp | TorchBackend] = []
         for index, path in enumerate(paths):
             model = _open(path, folder / f"{index}-{path.name}.gguf", settings, weights, engine)
             stack.callback(model.close)
@@ -62,12 +65,12 @@ def open_pair(
                 raise UserError(f"the file holds {stored} weights, not {settings.weights}", file=path, remedy=remedy)
             models.append(model)
         for draft in models[1:]:
-            if isinstance(draft, LlamaCpp) and have_same_tokens(models[0], draft):
+            if have_same_tokens(models[0], draft):
                 draft.fit(models[0].vocab_size)
             check_pair(models[0], draft)
         if not settings.gpu_layers and settings.device == "cpu":
             stack.enter_context(pinned(settings.threads))
-        yield models
+        yield [*models]
 
 
 def inflated(target: Path, out: Path, least_layers: int, least_ffn: int, widths: int = 1) -> Path:
@@ -89,7 +92,9 @@ def load_inflated(target: LanguageModel, folder: Path, layers: int, ffn: int, de
         return load_model(inflated(folder, out / "inflated", layers, ffn), device=device)
 
 
-def _open(path: Path, exported: Path, settings: Engine, weights: Weights, engine: EngineOptions) -> LatencyBackend:
+def _open(
+    path: Path, exported: Path, settings: Engine, weights: Weights, engine: EngineOptions
+) -> LlamaCpp | TorchBackend:
     if settings.backend == "torch":
         from draftlab.latency.torch_backend import open_torch
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float32, Int
 
 from draftlab.core.sampling import most_probable
@@ -39,6 +40,10 @@ class TorchBackend:
         self.encode([0] if self.decoder_start is None else ENCODER_PROMPT)
         self._filled = (0, 0)
 
+    def fit(self, vocab_size: int) -> None:
+        """Give as many logits as another model whose vocabulary has more or less padding, as ``LlamaCpp.fit`` does."""
+        self.vocab_size = vocab_size
+
     def encode(self, prompt: Sequence[int]) -> None:
         self.tokens: list[int] = []
         with torch.inference_mode():
@@ -56,9 +61,11 @@ class TorchBackend:
                 f"{len(self.tokens) + len(tokens)} tokens do not fit the context of {self.context_length}",
                 remedy="ask for fewer tokens, or set a larger context_length",
             )
-        logits = self._run(self._cache, [tokens])[0]
+        missing = self.vocab_size - self.model.vocab_size
+        read = [min(token, self.model.vocab_size - 1) for token in tokens] if missing > 0 else tokens
+        logits = self._run(self._cache, [read])[0]
         self.tokens.extend(tokens)
-        return logits
+        return F.pad(logits, (0, missing), value=-torch.inf) if missing else logits
 
     def prefill(self, tokens: Sequence[int]) -> Float32[np.ndarray, " vocab"]:
         return np.asarray(self._append(tokens)[-1].float().cpu().numpy())

@@ -86,10 +86,11 @@ def measure(target: TorchBackend, draft: TorchBackend, settings: Settings) -> pd
     for weight in draft.model.parameters():
         weight.data = weight.data.float()
     optimizer = torch.optim.AdamW(draft.model.parameters(), lr=1e-5)
+    tokens = min(target.vocab_size, draft.model.vocab_size)  # one of them may be padded further
     clock, rows = draft.clock(), []
     for block in progress(range(-1, settings.blocks), "updates"):
         shape = (settings.update_interval, settings.prompt + settings.generated)
-        texts = rng.integers(0, target.vocab_size, shape).tolist()
+        texts = rng.integers(0, tokens, shape).tolist()
         target.trim(0)
         answered = decode(target, texts[0][: settings.prompt], settings.generated)
         started = clock()
