@@ -98,6 +98,7 @@ def test_a_table_is_known_by_a_suffix_in_capitals_too(name: str, tmp_path: Path)
          "t.jsonl:2: comes 0.001 s before the request above it"),
         ('{"timestamp": 1700000000000, "prompt_tokens": 5, "completion_tokens": 5}\n',
          r"t.jsonl:1: a time of 1.7e\+12 s since 1970 is after the year 9999 .give timestamp in seconds"),
+        ('{"timestamp": 1700000000000000, "input_length": 5, "output_length": 5}\n', "give timestamp in milliseconds"),
     ],
 )  # fmt: skip
 def test_a_trace_that_cannot_be_used_says_why(text: str, says: str, tmp_path: Path) -> None:

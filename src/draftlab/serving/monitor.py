@@ -30,6 +30,8 @@ BLOCKS = 1000
 """The fewest blocks for a judgement of counters that name no requests."""
 STALE = 3
 """The exit code of a stale draft."""
+YEAR = 366 * 24 * 3600
+"""The most seconds between two readings of a server's counters; the system cannot wait for all numbers of seconds."""
 Z = 1.96
 
 Length = Annotated[float, Field(ge=1, allow_inf_nan=False)]
@@ -280,8 +282,8 @@ def monitor(source: tyro.conf.Positional[str], *, verdict: Path, over: float = 0
     - `verdict`: the verdict.json that draftlab verdict wrote
     - `over`: at a URL, count from now on for this many seconds; 0: since the server's start
     """
-    if not 0 <= over < math.inf:
-        raise UserError(f"--over is {over:g} seconds", remedy="give 0 or more")
+    if not 0 <= over <= YEAR:
+        raise UserError(f"--over is {over:g} seconds", remedy="give 0 to a year")
     report = judge(watch(source, over), read_promise(verdict))
     print(report.text)
     if report.state == "stale":

@@ -82,6 +82,8 @@ FORMATS = {
 """Mooncake and Qwen-Bailian name their columns alike; rows of Qwen-Bailian have a ``chat_id``, and seconds in place of milliseconds."""
 
 
+UNITS = {1.0: "seconds", 1e-3: "milliseconds", 1e-9: "nanoseconds"}
+"""What the units of the formats are called."""
 LATEST = 253_402_300_800
 """Seconds from 1970 to the year 10000. A later time is in another unit, and the rate of its trace would be a thousandth."""
 UNKNOWN = "no time, or no numbers of tokens"
@@ -191,7 +193,7 @@ def read_trace(path: Path, *, limit: int = 0) -> Arrivals:
                 f"a time of {at:.6g} s since 1970 is after the year 9999",
                 file=path,
                 line=line,
-                remedy=f"give {columns.arrived} in seconds, not in milliseconds",
+                remedy=f"give {columns.arrived} in {UNITS[columns.unit]}, as this format has it",
             )
         if seconds and at < seconds[-1]:
             raise UserError(
