@@ -42,6 +42,14 @@ def test_vllm_drafts_from_the_distribution_unless_told_otherwise() -> None:
     }  # fmt: skip
 
 
+def test_synthetic_acceptance_is_timed_at_the_lengths_that_are_served() -> None:
+    served, timed = (json.loads(emitter(WANTED).text) for emitter in (engines.vllm, engines.vllm_synthetic))
+    table = "num_speculative_tokens_per_batch_size"
+    assert timed[table] == served[table] == [[1, 4, 4], [5, 64, 3], [65, 128, 1], [129, 512, 0]]
+    assert engines.vllm_synthetic(WANTED).command.startswith("VLLM_USE_V2_MODEL_RUNNER=0 vllm serve")
+    assert table not in engines.vllm_synthetic(dataclasses.replace(WANTED, ranges=[])).text
+
+
 def test_a_name_with_quotes_stays_one_word_of_the_command() -> None:
     name = "a 'draft'; rm -rf $HOME"
     for emitter in (engines.vllm, engines.sglang):
@@ -150,7 +158,7 @@ def test_engines_are_told_whether_the_draft_samples_and_a_note_names_those_that_
 
 def test_engines_without_a_table_by_batch_say_that_they_have_one_length() -> None:
     fixed = dataclasses.replace(WANTED, ranges=[(1, 512, 4)])
-    for emitter in (engines.sglang, engines.llama_cpp, engines.transformers):
+    for emitter in (engines.sglang, engines.llama_cpp, engines.llama_cpp_synthetic, engines.transformers):
         assert "one length for all batches: the longest" in emitter(WANTED).note
         assert "one length for all" not in emitter(fixed).note
     for emitter in (engines.vllm, engines.sglang_adaptive, engines.EMITTERS["tensorrt-llm-upper"]):

@@ -125,29 +125,34 @@ HIDDEN_LAYERS = (
 """A note for a head of EAGLE-3 whose config.json names its layers elsewhere."""
 
 
-def _vllm_file(file: str, pair: Deployment, options: Mapping[str, Any], prefix: str = "", note: str = "") -> EngineFile:
+def _vllm_file(file: str, pair: Deployment, options: Mapping[str, Any], note: str = "") -> EngineFile:
     method = "eagle3" if pair.eagle3 else "draft_model"
-    note = "; ".join(filter(None, (note, HIDDEN_LAYERS if hides_layers(pair.draft) else "")))
-    config = {"method": method, "model": pair.draft, "num_speculative_tokens": pair.draft_len, **options}
+    config: dict[str, Any] = {
+        "method": method,
+        "model": pair.draft,
+        "num_speculative_tokens": pair.draft_len,
+        **options,
+    }
+    prefix, notes = "", [note] * bool(note) + [HIDDEN_LAYERS] * hides_layers(pair.draft)
+    if pair.ranges:
+        lengths = check_vllm_ranges(pair.ranges, pair.draft_len)
+        table = [[first, last, lengths[first]] for first, last, _ in pair.ranges]
+        config["num_speculative_tokens_per_batch_size"] = table
+        prefix = "VLLM_USE_V2_MODEL_RUNNER=0 "
+        notes.append("model runner V2 ignores the table for draft models (vllm #51510)")
     command = prefix + shlex.join(["vllm", "serve", pair.target, "--speculative-config", json.dumps(config)])
-    return EngineFile(file, "vllm @002e77c1 (table by batch @a6f6bb1d)", _json(config), command, note)
+    return EngineFile(file, "vllm @002e77c1 (table by batch @a6f6bb1d)", _json(config), command, "; ".join(notes))
 
 
 def vllm(pair: Deployment) -> EngineFile:
     """``--speculative-config``; without ``draft_sample_method`` vLLM drafts the argmax, so it is always written."""
-    options: dict[str, Any] = {"draft_sample_method": "probabilistic" if pair.sampled else "greedy"}
-    if not pair.ranges:
-        return _vllm_file("vllm.json", pair, options)
-    lengths = check_vllm_ranges(pair.ranges, pair.draft_len)
-    options["num_speculative_tokens_per_batch_size"] = [[first, last, lengths[first]] for first, last, _ in pair.ranges]
-    note = "model runner V2 ignores the table for draft models (vllm #51510)"
-    return _vllm_file("vllm.json", pair, options, "VLLM_USE_V2_MODEL_RUNNER=0 ", note)
+    return _vllm_file("vllm.json", pair, {"draft_sample_method": "probabilistic" if pair.sampled else "greedy"})
 
 
 def vllm_synthetic(pair: Deployment) -> EngineFile:
     """Synthetic acceptance by position, to time a server without a good draft."""
     options = {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": pair.marginals()}
-    return _vllm_file("vllm_synthetic.json", pair, options, note="for timing only: its text is not the target's")
+    return _vllm_file("vllm_synthetic.json", pair, options, "for timing only: its text is not the target's")
 
 
 # --- SGLang, llama.cpp -----------------------------------------------------------------------------------------------
@@ -260,8 +265,8 @@ def llama_cpp(pair: Deployment) -> EngineFile:
 def llama_cpp_synthetic(pair: Deployment) -> EngineFile:
     """Synthetic acceptance, to time a server without a good draft."""
     options = {"--spec-synth-rates": ",".join(f"{rate:g}" for rate in pair.marginals())}
-    note = "for timing only: its text is not the target's (PR #27711)"
-    return _llama_server("llama_server_synthetic.sh", pair, options, note)
+    notes = ["for timing only: its text is not the target's (PR #27711)"] + [ONE_LENGTH] * pair.changes_length
+    return _llama_server("llama_server_synthetic.sh", pair, options, "; ".join(notes))
 
 
 # --- TensorRT-LLM, transformers, NVIDIA ------------------------------------------------------------------------------
