@@ -355,9 +355,19 @@ def test_a_rate_given_twice_is_simulated_once(tmp_path: Path) -> None:
 def test_settings_that_cannot_be_are_refused_before_anything_is_written(
     changes: dict[str, object], says: str, tmp_path: Path
 ) -> None:
+    simulated: list[str] = []
     with pytest.raises(UserError, match=says):
-        load.run(settings(**changes), tmp_path / "out", lambda _: None)
+        load.run(settings(**changes), tmp_path / "out", simulated.append)
     assert not list(tmp_path.iterdir())
+    assert not simulated
+
+
+def test_a_trace_whose_requests_all_come_at_once_is_named(tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text('{"timestamp": 5, "input_length": 5, "output_length": 5}\n' * 40)
+    with pytest.raises(UserError, match=r"t\.jsonl: all its requests come at once .*--poisson"):
+        load.run(settings(trace=tmp_path / "t.jsonl"), tmp_path / "out", lambda _: None)
+    found = load.run(settings(trace=tmp_path / "t.jsonl", poisson=True), tmp_path / "out", lambda _: None)
+    assert found["requests"] == 30
 
 
 def test_a_cache_too_small_for_any_context_is_refused(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -242,6 +243,9 @@ def _arrivals(settings: LoadSettings) -> traces.Arrivals:
             raise UserError("--burst is for random arrivals", remedy="add --poisson, or leave it out")
         lengths = traces.read_trace(settings.trace, limit=settings.requests)
         if not settings.poisson:
+            if len(lengths.seconds) > 1 and not math.isfinite(lengths.rate):
+                remedy = "give a trace of several times, or add --poisson"
+                raise UserError("all its requests come at once", file=settings.trace, remedy=remedy)
             return lengths
     else:
         lengths = traces.constant(settings.prompt, settings.output)

@@ -66,9 +66,9 @@ def sweep(
     ``speedup`` is the mean time of a whole request without drafts over that with them.
     """
     rows: list[dict[str, float]] = []
-    for rate in rates:
+    at_rates = [arrivals.at_rate(rate) for rate in rates]  # a wrong one is said before minutes of work
+    for rate, stretched in zip(rates, at_rates, strict=True):
         progress(f"simulating {rate:g} requests a second, with each of {len(draft_lens)} draft lengths")
-        stretched = arrivals.at_rate(rate)
         plain = 0.0
         for draft_len in sorted({0, *draft_lens}):
             rng = np.random.default_rng(seed)
