@@ -1248,6 +1248,7 @@ def test_a_log_that_cannot_be_used_says_how_many_requests_it_has(tmp_path: Path,
         ({"temperature": 0.5, "top_k": -1}, "--top-k is -1"),
         ({"temperature": 0.5, "min_p": 2.0}, "--min-p is 2.0 .give 0 to 1"),
         ({"answer_tokens": 0}, "--answer-tokens is 0 .give 1 or more"),
+        ({"cores": -1}, "--cores is -1 .give 1 or more, or 0 for all"),
     ],
 )
 def test_a_setting_out_of_bounds_is_named_as_it_was_given(tmp_path: Path, changed: dict[str, Any], message: str):

@@ -16,7 +16,7 @@ from draftlab.models.config import is_head_folder
 from draftlab.report import card
 from draftlab.report.verdict_page import page
 from draftlab.report.verdict_run import judge_run, replayed, run_workflow
-from draftlab.report.verdict_settings import VerdictSettings, check_sampling, name_of, setting_folders, short
+from draftlab.report.verdict_settings import VerdictSettings, check_bounds, name_of, setting_folders, short
 from draftlab.serving import profiles, traces, verdict
 from draftlab.serving.verdict_format import Verdict
 
@@ -37,7 +37,7 @@ def run(settings: VerdictSettings, out: Path | None) -> list[tuple[Path, Verdict
     elif head := next(filter(is_head_folder, settings.draft), None):
         what = "a head of EAGLE-3, which llama.cpp does not run, so it cannot be timed here"
         raise UserError(what, file=head, remedy="give a machine's costs: --hardware PROFILE (draftlab load --help)")
-    check_sampling(settings)
+    check_bounds(settings)
     distinct, left_out = _usable(settings.traffic)
     verdicts: list[tuple[Path, Verdict | None]] = []
     for draft in settings.draft or ("",):

@@ -72,8 +72,8 @@ class VerdictSettings:
         return {name: value for name, value in every.items() if value != getattr(VerdictSettings, name)}
 
 
-def check_sampling(settings: VerdictSettings) -> None:
-    """Refuse settings of the answers that are out of bounds, or that do nothing."""
+def check_bounds(settings: VerdictSettings) -> None:
+    """Refuse settings that are out of bounds, or that do nothing."""
     if not 0 <= settings.temperature <= 1:
         what = f"temperature is {settings.temperature:g}"
         raise UserError(
@@ -89,6 +89,7 @@ def check_sampling(settings: VerdictSettings) -> None:
             settings.answer_tokens is None or settings.answer_tokens > 0,
             "1 or more",
         ),
+        ("cores", settings.cores, settings.cores >= 0, "1 or more, or 0 for all"),
     ]
     for name, value, fits, allowed in bounds:
         if not fits:
