@@ -619,6 +619,25 @@ def test_requests_larger_than_the_cache_are_counted_and_said(tmp_path: Path, tra
     assert "left out" not in verdict.lines(decide(rows, rate=2.0, trace=arrivals))[3]
 
 
+def test_of_a_long_trace_the_first_requests_are_simulated_at_the_rate_of_all(monkeypatch: pytest.MonkeyPatch):
+    """The first twelve come once a second, the others ten times as often."""
+    served: list[Arrivals] = []
+    serve = verdict_under_load.sweep
+    monkeypatch.setattr(
+        verdict_under_load, "sweep", lambda *given, **more: served.append(given[0]) or serve(*given, **more)
+    )
+    monkeypatch.setattr(verdict_under_load, "OF_A_TRACE", 12)
+    seconds = np.concatenate([np.arange(12.0), 11 + np.arange(1, 29) / 10])
+    trace = Arrivals(seconds, np.full(40, 20), np.full(40, 90), {"broken line": 2})
+    found = decide(table(0.5, spread=0.1), trace=trace)
+    assert {len(arrivals.seconds) for arrivals in served} == {12}
+    assert found.load["distilled"][2].rate == pytest.approx(39 / 13.8)
+    assert found.load["distilled"][0].left_out == {"broken line": 2, "after the first 12 of the trace": 28}
+    monkeypatch.setattr(verdict_under_load, "OF_A_TRACE", 40)
+    assert decide(table(0.5, spread=0.1), trace=trace).load["distilled"][0].left_out == {"broken line": 2}
+    assert len(served[-1].seconds) == 40
+
+
 def test_an_option_that_is_slower_than_no_draft_is_not_the_fastest_under_load():
     """The best length is chosen in the first simulation; over all of them it may lose."""
     gains = {0.5: 0.97, 2.0: 1.02, 4321.0: 1.0}

@@ -22,6 +22,8 @@ SHARES = (0.25, 0.5, 1.0, 2.0)
 """The loads to simulate, as multiples of the given load."""
 ARRIVALS = 200
 """The number of requests of a simulation without a trace."""
+OF_A_TRACE = 1000
+"""The most requests of a trace that are simulated: all loads and lengths together take about 0.1 s for each."""
 LOADS = 6
 """The number of simulations of one load, each with other arrivals and requests."""
 
@@ -37,7 +39,8 @@ def under_load(
     """The simulated server at and around a load of ``rate``, for requests drawn from the log: each with its lengths and its acceptance in replay.
 
     An answer has ``answer_tokens``, which may be more than were recorded; without that column, those that were.
-    With a trace, which has lengths of its own, acceptance is drawn from the log in proportion to its tokens.
+    With a trace, which has lengths of its own, acceptance is drawn from the log in proportion to its tokens. Only its first ``OF_A_TRACE``
+    requests are simulated.
     """
     replayed = held_out(rows, option)
     alphas, shares = _acceptance_by_length(rows, option)
@@ -52,7 +55,7 @@ def under_load(
         seconds, own = np.zeros(len(chosen)), np.arange(len(chosen))
         return that_fit(traces.Arrivals(seconds, prompts[chosen], outputs[chosen], {}, own), profile)
 
-    from_trace = that_fit(trace, profile) if trace else None
+    from_trace = that_fit(_first_of(trace), profile) if trace else None
 
     def simulate(draft_lens: Sequence[int], seed: int) -> pd.DataFrame:
         """The speed-up of each draft length (rows) at each rate (columns)."""
@@ -84,6 +87,15 @@ def under_load(
         )
         for at, length in best.items()
     ]
+
+
+def _first_of(trace: traces.Arrivals) -> traces.Arrivals:
+    """The first ``OF_A_TRACE`` requests of a trace; the others are counted as left out."""
+    beyond = len(trace.seconds) - OF_A_TRACE
+    if beyond <= 0:
+        return trace
+    left_out = {**trace.left_out, f"after the first {OF_A_TRACE:,} of the trace": beyond}
+    return replace(trace.take(np.arange(OF_A_TRACE)), left_out=left_out)
 
 
 def _acceptance_by_length(
