@@ -335,6 +335,17 @@ def test_prompt_lookup_comes_first_where_an_engine_can(tmp_path: Path) -> None:
     assert json.loads(config) == {"method": "ngram", "num_speculative_tokens": 3, **lengths}
 
 
+def test_llama_cpp_looks_up_no_fewer_tokens_than_it_matches() -> None:
+    """Its ``ngram-simple`` drops a draft of fewer tokens than ``size-n``, and would never draft one of a single token."""
+    assert words_after(shlex.join(engines.lookup_command("T.gguf", 1)), "--spec-ngram-simple-size-m") == "2"
+    for draft_len, says in ((1, True), (2, False)):
+        found = engines.llama_cpp(Deployment("T.gguf", "D.gguf", draft_len, lookup=True))
+        assert words_after(found.command, "--spec-ngram-simple-size-m") == "2"
+        assert words_after(found.command, "--spec-draft-n-max") == str(draft_len)
+        assert ("prompt lookup drafts 2 tokens" in found.note) is says
+    assert json.loads(engines.lookup_command("T", 1)[-1])["num_speculative_tokens"] == 1
+
+
 def test_a_head_of_eagle_3_is_served_as_one(tmp_path: Path) -> None:
     (tmp_path / "head").mkdir()
     (tmp_path / "head/config.json").write_text(

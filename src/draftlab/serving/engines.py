@@ -250,8 +250,8 @@ def suffix_command(target: str, draft_len: int, threshold: float) -> list[str]:
 
 
 def llama_cpp_lookup(draft_len: int) -> dict[str, object]:
-    """Options of ``llama-server`` for prompt lookup that matches as many tokens as ours."""
-    return {"--spec-ngram-simple-size-n": NGRAM, "--spec-ngram-simple-size-m": draft_len}
+    """Options of ``llama-server`` for prompt lookup that matches as many tokens as ours; it drops drafts of fewer tokens than it matches."""
+    return {"--spec-ngram-simple-size-n": NGRAM, "--spec-ngram-simple-size-m": max(draft_len, NGRAM)}
 
 
 def llama_cpp(pair: Deployment) -> EngineFile:
@@ -259,7 +259,9 @@ def llama_cpp(pair: Deployment) -> EngineFile:
     options: dict[str, object] = {"--spec-draft-n-min": 0, "--spec-draft-p-min": float(pair.confidence)}
     if pair.sampled:
         options[SAMPLES] = "probabilistic"
-    return _llama_server("llama_server.sh", pair, options, ONE_LENGTH if pair.changes_length else "")
+    looks_up_more = f"prompt lookup drafts {NGRAM} tokens: llama.cpp drops drafts of fewer tokens than it matches"
+    notes = [ONE_LENGTH] * pair.changes_length + [looks_up_more] * (pair.lookup and pair.draft_len < NGRAM)
+    return _llama_server("llama_server.sh", pair, options, "; ".join(notes))
 
 
 def llama_cpp_synthetic(pair: Deployment) -> EngineFile:
