@@ -238,39 +238,55 @@ def _check_shown(experiment: Experiment, variants: Sequence[Variant], sized: Col
 
     Values of the columns ``sized`` are not checked, because the files of scales set them too.
     """
+    columns = [*dict.fromkeys([*experiment.compared, *experiment.stage_kind.all_columns])]
+    _check_measures(experiment, where)
+    _check_texts(experiment, columns, where)
+    _check_columns(experiment, columns, where)
+    selected = _selected(experiment)
     curves = experiment.figure.curves if experiment.figure else None
+    if curves and curves.series and curves.order:
+        selected.append(("figure", {curves.series: curves.order}))
+    for key, filters in selected if not experiment.view else ():  # a view may rename values
+        _check_values(variants, {column: value for column, value in filters.items() if column not in sized}, key, where)
+
+
+def _check_measures(experiment: Experiment, where: Place) -> None:
+    """Check that finding, layout and figure name measures of the stage."""
     named = [("finding", finding.measure) for finding in experiment.finding]
     named += [("layout", experiment.layout.measure)] if experiment.layout else []
-    also = [shown.measure for shown in curves.also if isinstance(shown, Shown)] if curves else []
-    named += [("figure", name) for name in ([curves.measure, *also] if curves else [])]
-    stage = experiment.stage_kind
+    if experiment.figure and (curves := experiment.figure.curves):
+        also = [shown.measure for shown in curves.also if isinstance(shown, Shown)]
+        named += [("figure", name) for name in [curves.measure, *also]]
+    allowed = experiment.stage_kind.measures
     for key, name in named:
-        if name and name not in stage.measures:
-            what, remedy = f"unknown measure {name!r} of {experiment.stage}", f"allowed: {', '.join(stage.measures)}"
+        if name and name not in allowed:
+            what, remedy = f"unknown measure {name!r} of {experiment.stage}", f"allowed: {', '.join(allowed)}"
             raise where.error(what, [key, "measure", name], remedy=remedy)
-    columns = [*dict.fromkeys([*experiment.compared, *stage.all_columns])]
+
+
+def _check_texts(experiment: Experiment, columns: Collection[str], where: Place) -> None:
+    """Check what the texts of findings and of the figure have in braces."""
     for finding in experiment.finding:
         names = [*PLACEHOLDERS, *(("best", "second") if finding.best else ())]
         for text in (finding.more, finding.less, finding.level):
             _check_text(text, names, ["finding", text], where)
     for text in experiment.figure.texts if experiment.figure else []:
         _check_text(text, columns, ["figure", text], where, formats=True)
-    selected = _selected(experiment)
-    named = [(key, name) for key, filters in selected for name in filters]
-    named += [("finding", name) for finding in experiment.finding for name in [*finding.each, *finding.best]]
+
+
+def _check_columns(experiment: Experiment, columns: Collection[str], where: Place) -> None:
+    """Check that finding, layout and figure name ``columns`` of the table, or settings."""
     layout, figure = experiment.layout, experiment.figure
+    named = [(key, name) for key, filters in _selected(experiment) for name in filters]
+    named += [("finding", name) for finding in experiment.finding for name in [*finding.each, *finding.best]]
     named += [("layout", name) for name in ([*layout.rows, *layout.columns] if layout else [])]
     named += [("layout", "window")] if layout and layout.window else []
     named += [("figure", name) for name in (figure.columns if figure else [])]
     for key, name in named:
         column = "stream_index" if name == "window" else name
-        if column not in columns and column not in stage.settings.model_fields:
+        if column not in columns and column not in experiment.stage_kind.settings.model_fields:
             what, remedy = f"no column {column!r} in the table of {experiment.stage}", f"there are {', '.join(columns)}"
             raise where.error(what, [key, name], remedy=remedy)
-    if curves and curves.series and curves.order:
-        selected.append(("figure", {curves.series: curves.order}))
-    for key, filters in selected if not experiment.view else ():  # a view may rename values
-        _check_values(variants, {column: value for column, value in filters.items() if column not in sized}, key, where)
 
 
 PLACEHOLDERS = ("gap", "left", "right", "n", "each", "values")
