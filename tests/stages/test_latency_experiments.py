@@ -475,6 +475,17 @@ def test_request_experiment_in_llama_cpp(models: dict[str, Path], tmp_path: Path
         latency_requests.run(settings, inputs.model_copy(update={"answers": tmp_path / "none.jsonl"}), BENCH)
 
 
+@pytest.mark.parametrize("changes", [{"cost_aware": 192}, {"backend": "torch", "draft_len": 20, "probe_every": 1}])
+def test_caches_hold_the_longest_call_after_short_requests(
+    changes: dict[str, Any], models: dict[str, Path], tmp_path: Path
+) -> None:
+    """Costs are probed at a longer context than that of these requests."""
+    inputs = recorded(models, tmp_path, [Answer("0", [1, 5, 9], [0] * 4, False)])
+    rows, run = latency_requests.run(served(requests=1, max_new_tokens=4, **changes), inputs, BENCH)
+    assert rows["same_text"].all()
+    assert run["prices" if "cost_aware" in changes else "probes"]
+
+
 def test_a_draft_with_a_mask_also_proposes_blocks_in_one_call(models: dict[str, Path], tmp_path: Path) -> None:
     draft = ParallelDraft(load_model(models["draft"]), 3)
     draft.token = 7

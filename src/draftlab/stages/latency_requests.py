@@ -240,7 +240,8 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
     check_names(inputs.drafts, settings, masks)
     longest = max(len(request.prompt_ids) for request in requests) + settings.max_new_tokens
     shapes = settings.shapes.values()
-    room = max([LONGEST, *(max(tree.nodes, tree.width * tree.depth) for tree in shapes)])
+    # A call reads one token more than are drafted.
+    room = 1 + max([LONGEST, settings.draft_len, *(max(tree.nodes, tree.width * tree.depth) for tree in shapes)])
     opened = open_pair(
         inputs.target,
         *inputs.drafts.values(),
