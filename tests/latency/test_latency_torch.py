@@ -129,6 +129,12 @@ def test_tables_of_the_papers_pairs_at_reduced_width(target: str, draft: str) ->
     assert (updates["target_request_seconds"] > 0).all()
 
 
+def test_the_smallest_blocks_leave_room_for_the_probes_of_draft_steps() -> None:
+    settings = latency_alpha.Settings(alpha=[0.5], draft_len=[1], blocks=1, rounds=1, backend="torch")
+    pair = TargetAndDraft(target=Path("llama-160m/16"), draft=Path("llama-160m/16"))
+    assert (latency_alpha.run(settings, pair, Bench(Path()))[0]["draft_probe_seconds"] > 0).all()
+
+
 def test_probes_in_torch_append_and_forget() -> None:
     for name in ("llama-160m/16", "t5-small/16"):
         model = open_torch(Path(name), ON_TORCH, EngineOptions(context_length=64))

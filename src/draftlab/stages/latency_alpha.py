@@ -48,7 +48,8 @@ class Settings(Engine):
     @property
     def context_length(self) -> int:
         """Tokens that a block needs in the caches."""
-        return PROMPT + self.rounds * (max(self.draft_len) + 1) + 2 * max(self.draft_len)
+        longest = max(self.draft_len)
+        return PROMPT + max(self.rounds * (longest + 1) + 2 * longest, DRAFT_PROBES)
 
 
 class AtAlpha:
