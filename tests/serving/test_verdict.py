@@ -193,43 +193,24 @@ def test_costs_are_those_of_the_nearest_context_and_none_is_a_gain():
     near, costs = from_probes(rows, 500), from_probes(rows, 600)
     assert (near.block(8, 1.0), costs.block(8, 1.0)) == pytest.approx((1.4 + 0.8, 1.8 + 1.6))
     assert costs.catch_up.min() == costs.change.min() == 0
-    alone = from_probes(probes(), 100).profile
-    assert alone.target.tokens[1] == pytest.approx(10)
-    assert alone.target.tokens[36] == pytest.approx(14), "four requests that read 9 tokens each"
-    assert alone.draft.tokens == pytest.approx({1: 1.0, 4: 1.0})
-
-
-def at_contexts(*contexts: int, per_cached: float) -> pd.DataFrame:
-    """Probes at several contexts, of which each token takes the target ``per_cached`` ms in every step; four requests are read as one is."""
-    tables = []
-    for context in contexts:
-        found = probes().assign(context=context)
-        more = 1e-3 * per_cached * context * found["batch"]
-        found["verify_seconds"] = 0.01 + 0.0005 * (found["batch"] * found["verified"] - 1)
-        for name, times in (("plain_before", 1), ("plain_after", 1), ("verify", 1), ("turns", 2)):
-            found[f"{name}_seconds"] += times * more
-        four = found["batch"] == 4
-        found.loc[four, ["plain_before_seconds", "plain_after_seconds"]] += 0.0015
-        tables.append(found)
-    return pd.concat(tables)
-
-
-def test_the_simulator_knows_what_attention_costs():
-    """Without it, the steps of a simulated server with long contexts would be too short, and drafts would seem to gain less than they do."""
-    profile = from_probes(at_contexts(128, 512, per_cached=0.02), 100).profile
-    assert profile.target.decode.per_cached == pytest.approx(0.02)
-    assert profile.target.tokens[1] == pytest.approx(10)
-    assert profile.target.tokens[36] == pytest.approx(10 + 0.5 * 35)
-    assert profile.draft.decode.per_cached == pytest.approx(0)
-    assert profile.block_ms(4, 512, 0) == pytest.approx(11.5 + 0.02 * 4 * 512)
+    assert near.profile.target.tokens[1] == costs.profile.target.tokens[1] == 10
+    assert near.profile.target.tokens[36] == pytest.approx(14), "four requests that read 9 tokens each"
+    assert costs.profile.target.tokens[36] == pytest.approx(18), "in a simulated server too"
+    assert near.profile.draft.tokens == pytest.approx({1: 1.0, 4: 1.0})
 
 
 @pytest.mark.parametrize("context", [128, 512])
 def test_a_step_costs_the_simulator_what_it_costs_one_request(context: int):
-    costs = from_probes(at_contexts(128, 512, per_cached=0.02), context)
+    """Attention makes every step of the target longer where the context is."""
+    tables = []
+    for at in (128, 512):
+        more = {f"{name}_seconds": 2e-5 * at * times for name, times in
+                (("plain_before", 1), ("plain_after", 1), ("verify", 2), ("turns", 3))}  # fmt: skip
+        tables.append(probes().assign(context=at, **{name: probes()[name] + longer for name, longer in more.items()}))
+    costs = from_probes(pd.concat(tables), context)
     plain, block = (costs.profile.block_ms(1, context, k) for k in (0, 4))
-    assert plain == pytest.approx(1e3 * costs.seconds)
-    assert block / plain == pytest.approx(costs.block(4), rel=1e-6)
+    assert plain == pytest.approx(1e3 * costs.seconds) == pytest.approx(10 + 0.02 * context)
+    assert block / plain == pytest.approx(costs.block(4))
 
 
 def test_costs_of_a_profile_are_in_its_plain_steps(tmp_path: Path):

@@ -10,7 +10,6 @@ from jaxtyping import Float64
 
 from draftlab.errors import UserError
 from draftlab.serving import profiles
-from draftlab.serving.measure import fit
 from draftlab.serving.profiles import Profile
 
 DRAWS = 1000
@@ -100,26 +99,15 @@ def from_probes(rows: pd.DataFrame, context: float) -> BlockCosts:
         lookup=medians("lookup"),
         source=f"measured in llama.cpp on this machine at a context of {nearest}",
         seconds=float(plain.median()),
-        profile=_profile(rows),
+        profile=_profile(rows[rows["context"] == nearest]),
     )
 
 
 def _profile(rows: pd.DataFrame) -> Profile:
-    """Build a profile for the simulator from probes at every batch; where there are several contexts, attention has a cost of its own."""
-    batch, several = rows["batch"], rows["context"].nunique() > 1
-    cached = batch * rows["context"] * several
-    # Where a plain step of several requests reads as many tokens as a verification, the plain step counts.
-    verified = ~(batch * rows["verified"]).isin(batch)
-    read = [
-        (batch, rows["plain_before_seconds"], batch > 0),
-        (batch * rows["verified"], rows["verify_seconds"], verified),
-    ]
-    target = [
-        pair
-        for tokens, seconds, kept in read
-        for pair in zip(tokens[kept], cached[kept], 1e3 * seconds[kept], strict=True)
-    ]
-    draft = zip(batch, cached, 1e3 * rows["draft_seconds"], strict=True)
+    """Build a profile for the simulator from probes at every batch and one context, whose attention is part of what a token costs."""
+    verify = 1e3 * rows.groupby(rows["batch"] * rows["verified"])["verify_seconds"].median()
+    plain = 1e3 * rows.groupby("batch")[["plain_before_seconds", "draft_seconds"]].median()
+    target = verify.to_dict() | plain["plain_before_seconds"].to_dict()
     return Profile(
         name="this-machine",
         hardware="this machine",
@@ -127,8 +115,8 @@ def _profile(rows: pd.DataFrame) -> Profile:
         engine="llama.cpp",
         source="probes of traffic_cost",
         licence="of its owner",
-        target=fit(target),
-        draft=fit([*draft]),
+        target=profiles.Costs(tokens={int(n): float(ms) for n, ms in target.items()}),
+        draft=profiles.Costs(tokens={int(n): float(ms) for n, ms in plain["draft_seconds"].to_dict().items()}),
         kv_tokens=1_000_000,
         max_sequences=8,
     )
