@@ -268,6 +268,18 @@ def test_emit_writes_what_fits_and_refuses_what_was_asked_and_does_not(
     assert not (tmp_path / "other").exists()
 
 
+def test_tensorrt_llm_is_given_no_gguf_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for pair in (Deployment("T.gguf", "D", 2), Deployment("T", "D.gguf", 2)):
+        written = {found.file for found in emit.write(pair, (), tmp_path / "out")}
+        assert "vllm.json" in written
+        assert not any(file.startswith("tensorrt") for file in written)
+        assert (
+            "tensorrt-llm-upper does not read a GGUF file (give model folders, or hub ids)" in capsys.readouterr().err
+        )
+        with pytest.raises(UserError, match="tensorrt-llm-lower does not read a GGUF file"):
+            emit.write(pair, ("tensorrt-llm-lower",), tmp_path / "one")
+
+
 def test_the_flags_of_the_verb_reach_the_settings(tmp_path: Path) -> None:
     out, given = tmp_path / "out", {"draft_len": 2, "target": "T.gguf", "draft": "D.gguf"}
     for greedy, method in ((True, "greedy"), (False, "probabilistic")):

@@ -105,6 +105,8 @@ def write(pair: Deployment, engines: Sequence[str], out: Path) -> list[EngineFil
         try:
             _refuse(name, "--confidence", pair.confidence, ENDS_EARLY, f"blocks of {name} do not end early")
             _refuse(name, "--lookup", pair.lookup, LOOKS_UP, f"{name} drafts in one way alone")
+            if name.startswith("tensorrt") and (pair.target.endswith(".gguf") or pair.draft.endswith(".gguf")):
+                raise UserError(f"{name} does not read a GGUF file", remedy="give model folders, or hub ids")
             if pair.eagle3 and name not in READ_STATES:
                 what = f"no settings of a head of EAGLE-3 are written for {name}"
                 raise UserError(what, remedy=f"name {', '.join(sorted(READ_STATES))}")
