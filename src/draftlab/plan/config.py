@@ -156,19 +156,23 @@ def check_files(data: Mapping[str, str | None], models: Mapping[str, str], sourc
         if key == "raw" and os.path.isfile(value):
             remedy = "name the folder of the datasets' files; for prompts of your own: dataset=FILE"
             raise UserError(f"raw: a file, not a folder: {value}", file=source, remedy=remedy)
-        if os.path.exists(value):
-            if is_model:
-                _check_model(key, value, source)
-            continue
-        owner = value.split("/")[0]
-        if is_model and "@" not in value and os.path.isdir(owner):
-            what = f"{key}: no such folder: {value}, though {owner}/ exists"
-            remedy = "check the path; if you mean a model on the hub, give its revision: OWNER/NAME@main"
-            raise UserError(what, file=source, remedy=remedy)
-        if not (is_model and HUB_ID.fullmatch(value)):
-            what = f"{key}: no such file or folder: {value}"
-            remedy = "check the path; a hub id is OWNER/NAME or OWNER/NAME@REVISION" if is_model else "check the path"
-            raise UserError(what, file=source, remedy=remedy)
+        if not os.path.exists(value):
+            _check_hub_id(key, value, is_model, source)
+        elif is_model:
+            _check_model(key, value, source)
+
+
+def _check_hub_id(key: str, value: str, is_model: bool, source: Path | str) -> None:
+    """``UserError`` if what is no file or folder here is no model on the hub either."""
+    owner = value.split("/")[0]
+    if is_model and "@" not in value and os.path.isdir(owner):
+        what = f"{key}: no such folder: {value}, though {owner}/ exists"
+        remedy = "check the path; if you mean a model on the hub, give its revision: OWNER/NAME@main"
+        raise UserError(what, file=source, remedy=remedy)
+    if not (is_model and HUB_ID.fullmatch(value)):
+        what = f"{key}: no such file or folder: {value}"
+        remedy = "check the path; a hub id is OWNER/NAME or OWNER/NAME@REVISION" if is_model else "check the path"
+        raise UserError(what, file=source, remedy=remedy)
 
 
 def check_architectures(models: Mapping[str, str], source: Path | str) -> None:
