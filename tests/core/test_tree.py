@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import math
-from collections import defaultdict
 from collections.abc import Sequence
 
 import pytest
 import torch
 from torch import Tensor
 
+from draftlab.conformance import sequences
 from draftlab.core.tree import Tree, optimal_tree
 from draftlab.core.verify import TOKEN_VERIFIERS
 from draftlab.core.verify.joint import joint_distribution
@@ -26,14 +25,6 @@ SHAPES = {
     "binary": Tree.of_widths((2, 2)),
     "a leaf first": Tree.of_parents([-1, 0, 0, 2]),
 }
-
-
-def models(vocab: int, depth: int) -> tuple[dict[Context, Tensor], dict[Context, Tensor]]:
-    """Target and draft, which depend on the context."""
-    contexts = [c for n in range(depth + 1) for c in itertools.product(range(vocab), repeat=n)]
-    weights = torch.rand(2, len(contexts), vocab, dtype=torch.float64, generator=torch.Generator().manual_seed(5)) ** 2
-    target, draft = weights / weights.sum(-1, keepdim=True)
-    return dict(zip(contexts, target, strict=True)), dict(zip(contexts, draft, strict=True))
 
 
 def drafted(
@@ -70,24 +61,14 @@ def kept_on_average(tree: Tree, acceptance: Sequence[Sequence[float]]) -> float:
 )
 def test_a_tree_emits_the_targets_distribution(name: str, shape: str) -> None:
     tree, verifier, vocab = SHAPES[shape], TOKEN_VERIFIERS[name], 2 if shape == "binary" else 3
-    target, draft = models(vocab, tree.depth + 1)
-    actual: dict[Context, float] = defaultdict(float)
-    for known, chance in drafted(tree, draft, verifier):
-        ways = [[known[node] for node in path] for path in tree.paths.tolist()]
-        tokens = torch.tensor([[after[-1] for after in way[1:]] for way in ways])
-        q = torch.stack([torch.stack([target[at] for at in way]) for way in ways])
-        p = torch.stack([torch.stack([draft[at] for at in way[:-1]]) for way in ways])
-        for emitted, share in sequences_distribution(verifier, q, p, tokens, tree).items():
+    models, length = sequences._models("iid", vocab, tree.depth, len(tree.paths), seed=5), tree.depth + 1
+    actual = torch.zeros((vocab,) * length, dtype=torch.float64)
+    for known, chance in drafted(tree, models.drafts[0], verifier):
+        tokens = torch.tensor([[known[node][-1] for node in path[1:]] for path in tree.paths.tolist()])
+        for emitted, share in sequences_distribution(verifier, *models.along(tokens), tokens, tree).items():
             # The target completes shorter outputs; every text then has the target's probability.
-            for rest in itertools.product(range(vocab), repeat=tree.depth + 1 - len(emitted)):
-                actual[*emitted, *rest] += chance * share * probability(target, emitted, rest)
-    for text in itertools.product(range(vocab), repeat=tree.depth + 1):
-        assert actual[text] == pytest.approx(probability(target, (), text), abs=1e-12)
-
-
-def probability(model: dict[Context, Tensor], text: Context, rest: Context) -> float:
-    """The probability that the model continues ``text`` with ``rest``."""
-    return math.prod(float(model[(*text, *rest[:i])][token]) for i, token in enumerate(rest))
+            actual[emitted] += chance * share * models.continuation(emitted, length - len(emitted))
+    torch.testing.assert_close(actual, models.continuation((), length), rtol=0, atol=1e-12)
 
 
 def test_equal_beginnings_are_one_node() -> None:
