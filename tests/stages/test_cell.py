@@ -12,6 +12,7 @@ from draftlab.files.json_files import read_json, write_json
 from draftlab.stages import STAGES, _cell
 from draftlab.stages._stage import NoInputs, Variant, cell_file, stage_in
 from draftlab.train.folders import Folders
+from tests.pair import Killed, Mortal
 
 REGION = STAGES["region"]
 
@@ -30,17 +31,14 @@ def test_the_record_says_shared_settings_once_and_of_each_run_what_is_its_own(tm
     assert {"draftlab", "code", "inputs", "machine"} <= set(record)
 
 
+OF_OLD = {"num_drafts": [2], "points": 3, "of_old": 1}
+
+
 @pytest.mark.parametrize(
     ("content", "fault"),
     [
         ({"stage": "region"}, "no 'variants' in it"),
-        (
-            {
-                "stage": "region",
-                "variants": [{"labels": {}, "settings": {"num_drafts": [2], "points": 3, "of_old": 1}}],
-            },
-            "of_old: Extra inputs",
-        ),
+        ({"stage": "region", "variants": [{"labels": {}, "settings": OF_OLD}]}, "of_old: Extra inputs"),
     ],
 )
 def test_a_cell_file_that_is_not_whole_or_old_says_what_to_do(tmp_path, content, fault):
@@ -98,19 +96,12 @@ def test_a_file_that_is_no_whole_stage_names_what_is_missing(tmp_path, monkeypat
 @pytest.mark.parametrize("exclusive", [False, True])
 def test_a_killed_cell_goes_on_after_its_last_finished_variant(tmp_path, exclusive):
     """To the same bytes; a measurement of time begins anew."""
-    ran = []
-
-    def run(settings, inputs, bench):
-        ran.append(settings.points)
-        if ran == [3, 5]:
-            raise KeyboardInterrupt
-        return REGION.run(settings, inputs, bench)
-
+    run = Mortal(REGION.run, dies_at=2)
     stage = dataclasses.replace(REGION, run=run, exclusive=exclusive)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Killed):
         _cell.run(stage, variants(), NoInputs(), tmp_path / "killed")
     _cell.run(stage, variants(), NoInputs(), tmp_path / "killed")
-    assert ran == ([3, 5, 3, 5] if exclusive else [3, 5, 5])
+    assert run.calls == (4 if exclusive else 3)
     _cell.run(stage, variants(), NoInputs(), tmp_path / "whole")
     assert not {file.name for file in (tmp_path / "killed").iterdir()} - {"rows.csv", "run.json", "sealed.json"}
     for name in ("rows.csv", "run.json"):
@@ -118,31 +109,23 @@ def test_a_killed_cell_goes_on_after_its_last_finished_variant(tmp_path, exclusi
 
 
 def test_a_cell_that_goes_on_saves_no_second_draft(tmp_path):
-    ran, saved = [], []
+    saved, region = [], Mortal(REGION.run, dies_at=2)
 
     def run(settings, inputs, bench):
-        ran.append(settings.points)
         Folders(tmp_path, tmp_path, bench.kept).once("saved", lambda: saved.append(settings.points))
-        if ran == [3, 5]:
-            raise KeyboardInterrupt
-        return REGION.run(settings, inputs, bench)
+        return region(settings, inputs, bench)
 
     stage = dataclasses.replace(REGION, run=run)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Killed):
         _cell.run(stage, variants(), NoInputs(), tmp_path / "killed")
     _cell.run(stage, variants(), NoInputs(), tmp_path / "killed")
-    assert ran == [3, 5, 5]
+    assert region.calls == 3
     assert saved == [3]
 
 
 def test_what_is_left_of_other_settings_is_not_used(tmp_path):
-    def run(settings, inputs, bench):
-        if settings.points == 5:
-            raise KeyboardInterrupt
-        return REGION.run(settings, inputs, bench)
-
-    with pytest.raises(KeyboardInterrupt):
-        _cell.run(dataclasses.replace(REGION, run=run), variants(), NoInputs(), tmp_path)
+    with pytest.raises(Killed):
+        _cell.run(dataclasses.replace(REGION, run=Mortal(REGION.run, dies_at=2)), variants(), NoInputs(), tmp_path)
     others = [Variant(own.labels, own.settings.model_copy(update={"points": 4})) for own in variants()]
     _cell.run(REGION, others, NoInputs(), tmp_path)
     assert read_json(tmp_path / "run.json")["settings"] == {"num_drafts": [2], "points": 4}
