@@ -144,9 +144,7 @@ def main() -> None:
     from draftlab.files.scratch import end_in_order
 
     end_in_order()
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a terminal may lack characters of what is printed
-            stream.reconfigure(errors="backslashreplace")
+    show_every_character()
     args = sys.argv[1:]
     verb = next((name for name in (" ".join(args[:2]), *args[:1]) if name in VERBS), None)
 
@@ -157,6 +155,13 @@ def main() -> None:
             _list_verbs(args)
 
     exit_on_error(call)
+
+
+def show_every_character() -> None:
+    """Print the number of a character that the terminal lacks, in place of ending with an error."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors != "backslashreplace":
+            stream.reconfigure(errors="backslashreplace")
 
 
 def command() -> NoReturn:

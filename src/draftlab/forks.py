@@ -170,7 +170,8 @@ def import_all() -> None:
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1], int(sys.argv[2]))
-    from draftlab.cli import command
+    from draftlab.cli import command, show_every_character
 
+    show_every_character()  # a fork, whose streams are others by then, cannot change how they are written
+    serve(sys.argv[1], int(sys.argv[2]))
     command()
