@@ -65,7 +65,7 @@ def test_files_that_a_run_does_not_read_are_said(tmp_path: Path) -> None:
         sources.fetch("prompts", split, "raw", raw=log, out=tmp_path / f"raw/{split}.jsonl")
     options = splits.Options(eval=2)
     splits.make_from("prompts", "fetched", raw=tmp_path / "raw", out=tmp_path / "data/prompts", options=options)
-    assert list(dropped.lines(tmp_path)) == ["Dropped  prompts: 1 files of another kind, such as older.jsonl.gz"]
+    assert list(dropped.lines(tmp_path)) == ["Dropped  prompts: files of another kind (1, such as older.jsonl.gz)"]
 
 
 def test_nothing_left_out_is_said_too(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Counts what a run left out of its data: files of another kind, rows after the last one that it reads, rejected rows, repeated prompts, and prompts that a target cannot read."""
+"""Counts what a run left out of its data: files of another kind, rows beyond its limit, rejected rows, repeated prompts, and unreadable ones."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _of_split(summary: dict[str, Any], split: str) -> str:
     limit = "raw_rows of the scale; raise it with sizes=FILE"
     cut = f"only the first {fetched['rows']} rows of {split} were read ({limit})" if fetched.get("more") else ""
     ignored = fetched.get("ignored")
-    unread = f"{len(ignored)} files of another kind, such as {ignored[0]}" if ignored else ""
+    unread = f"files of another kind ({len(ignored)}, such as {ignored[0]})" if ignored else ""
     return "; ".join(
         filter(None, (unread, cut, f"of {counts['read']} rows of {split} {', '.join(parts)}" if parts else ""))
     )

@@ -33,8 +33,8 @@ def read_rows(path: Path, columns: Sequence[str] = ()) -> Iterator[RawRow]:
     Tables and text are known by the file's suffix, JSON, Parquet and gzip by the content. ``columns`` names the columns of
     a table without a header.
 
-    **Raises:** ``UserError`` for a file that cannot be opened, has a name that is not UTF-8, is a pipe, is neither text nor Parquet, or is a table without
-    a known column for prompts.
+    **Raises:** ``UserError`` for a file that cannot be opened, has a name that is not UTF-8, is a pipe, is neither text nor
+    Parquet, or is a table without a known column for prompts.
     """
     name, suffixes = str(path), [s.lower() for s in path.suffixes]
     if not well_formed(name):  # no file of a run could name it

@@ -55,7 +55,7 @@ def table_rows(file: IO[bytes], name: str, kind: str, opening: bytes, columns: S
 
 
 def _is_quoted(file: IO[bytes]) -> bool:
-    """Whether the cells of a TSV file may be in quotes, as pandas and Excel write them: one is, all quotes fit, and no more rows have a wrong length."""
+    """Whether cells of a TSV file are in quotes, as pandas and Excel write them: one is, all quotes fit, and no more rows have a wrong length."""
 
     def wrong(quoting: Literal[0, 3]) -> int:
         file.seek(0)

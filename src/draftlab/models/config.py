@@ -218,11 +218,8 @@ def is_head_folder(model: Path | str) -> bool:
     return (Path(model) / "config.json").is_file() and is_head(read_config(model))
 
 
-def hides_layers(model: Path | str) -> bool:
-    """Whether a folder's head of EAGLE-3 names the layers that it reads only in ``eagle_config``, as SpecForge does, where vLLM does not look."""
-    if not is_head_folder(model):
-        return False
-    config = read_config(model)
+def hides_layers(config: Mapping[str, Any]) -> bool:
+    """Whether a head of EAGLE-3 names the layers that it reads only in ``eagle_config``, as SpecForge does, where vLLM does not look."""
     return not config.get(LAYER_IDS) and bool((config.get("eagle_config") or {}).get(LAYER_IDS))
 
 

@@ -32,7 +32,7 @@ from draftlab.files.json_files import read_object
 from draftlab.files.seals import seal
 from draftlab.models import LanguageModel, TokenIds
 from draftlab.models.batching import pad_requests
-from draftlab.models.config import HEAD_ALONE, LAYER_IDS, ONLY_DISTIL, read_config
+from draftlab.models.config import HEAD_ALONE, LAYER_IDS, ONLY_DISTIL, hides_layers, read_config
 from draftlab.models.eagle3_files import Form, from_released, read_form, to_released
 from draftlab.models.llama import Llama, llama_config
 from draftlab.models.llama_decoder import LlamaCache, LlamaDecoder
@@ -44,7 +44,7 @@ from draftlab.models.weights import read_weights, write_model
 
 
 class Fusion(nn.Module):
-    """Mixes the states that a head reads into one, F [a; b; c]. Before it may stand norms, of all states together and of each.
+    """Mixes the states that a head reads into one, F [a; b; c]. Norms may come first: one of all states together, one of each, or both.
 
     The names of its weights are those in released files.
     """
@@ -53,14 +53,14 @@ class Fusion(nn.Module):
         super().__init__()
         self.fc = nn.Linear(states, width, bias=False)
         self.input_norm = nn.RMSNorm(states, eps) if form.norm_before_fc else None
-        each = [nn.RMSNorm(states // form.states, eps) for _ in range(form.states)]
-        self.fc_norm = nn.ModuleList(each) if form.fc_norm else None
+        parts = form.states if form.fc_norm else 0
+        self.fc_norm = nn.ModuleList(nn.RMSNorm(states // parts, eps) for _ in range(parts))
 
     def forward(self, states: Float[Tensor, "batch len states"]) -> Float[Tensor, "batch len width"]:
         states = states.float()
         if self.input_norm is not None:
             states = self.input_norm(states)
-        if self.fc_norm is not None:
+        if self.fc_norm:
             parts = states.chunk(len(self.fc_norm), -1)
             states = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], -1)
         return linear(states, self.fc.weight)
@@ -113,9 +113,8 @@ class Eagle3(ByPlace, OnTarget[ReadableTarget]):
         channels, (tokens, width) = self.fusion.fc.in_features // head.form.states, self.draft.embed.shape
         wanted = self.target.embed.shape[1], self.target.vocab_size
         if (channels, tokens) != wanted:
-            what = (
-                f"it was made for a target of {channels} channels and {tokens} tokens, not {wanted[0]} and {wanted[1]}"
-            )
+            mine = f"{channels} channels and {tokens} tokens"
+            what = f"it was made for a target of {mine}, not {wanted[0]} and {wanted[1]}"
             raise UserError(what, file=head.folder, remedy="use the head of this target")
         # Positions are rotated by the same rule beyond the context in the head's file, which engines do not obey either.
         self.draft.config = replace(self.draft.config, max_position_embeddings=self.target.context_length)
@@ -171,7 +170,7 @@ class Eagle3(ByPlace, OnTarget[ReadableTarget]):
 
     def save(self, folder: Path | str) -> None:
         """Write the head with the config.json that it came with; layers that this names in ``eagle_config`` are named for vLLM too."""
-        layers = {LAYER_IDS: list(self.layers)} if (self.config.get("eagle_config") or {}).get(LAYER_IDS) else {}
+        layers = {LAYER_IDS: list(self.layers)} if hides_layers(self.config) else {}
         with atomic_dir(folder) as temporary:
             write_model(temporary, self.config | layers, to_released(self))
             seal(temporary)

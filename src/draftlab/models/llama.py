@@ -212,10 +212,8 @@ class Llama(nn.Module):
         kind = "qwen3" if self.config.qk_norm else "qwen2" if self.config.qkv_bias else "llama"
         config = dataclasses.asdict(self.config)
         scaling = config.pop("rope_scaling")
-        del (
-            config["on_states"],
-            config["norm_before_residual"],
-        )  # of heads of EAGLE-3, which are saved in their own layout
+        for name in ("on_states", "norm_before_residual"):  # of heads of EAGLE-3, which are saved in their own layout
+            del config[name]
         rope = {
             "rope_theta": self.config.rope_theta,
             "rope_type": "llama3" if scaling else "default",

@@ -115,8 +115,8 @@ def _profile(rows: pd.DataFrame) -> Profile:
         engine="llama.cpp",
         source="probes of traffic_cost",
         licence="of its owner",
-        target=profiles.Costs(tokens={int(str(n)): float(ms) for n, ms in target.items()}),
-        draft=profiles.Costs(tokens={int(str(n)): float(ms) for n, ms in plain["draft_seconds"].to_dict().items()}),
+        target=profiles.Costs.model_validate({"tokens": target}),
+        draft=profiles.Costs.model_validate({"tokens": plain["draft_seconds"].to_dict()}),
         kv_tokens=1_000_000,
         max_sequences=8,
     )

@@ -16,7 +16,7 @@ import yaml
 from draftlab.errors import UserError
 from draftlab.files.weights import is_gguf
 from draftlab.models import suffixes
-from draftlab.models.config import LAYER_IDS, hides_layers
+from draftlab.models.config import LAYER_IDS, hides_layers, is_head_folder, read_config
 from draftlab.models.ngrams import NGRAM
 from draftlab.serving.acceptance import LONGEST, AcceptanceCurves
 
@@ -133,7 +133,9 @@ def _vllm_file(file: str, pair: Deployment, options: Mapping[str, Any], note: st
         "num_speculative_tokens": pair.draft_len,
         **options,
     }
-    prefix, notes = "", [note] * bool(note) + [HIDDEN_LAYERS] * hides_layers(pair.draft)
+    prefix, notes = "", [note] * bool(note)
+    if is_head_folder(pair.draft) and hides_layers(read_config(pair.draft)):
+        notes.append(HIDDEN_LAYERS)
     if pair.ranges:
         lengths = check_vllm_ranges(pair.ranges, pair.draft_len)
         table = [[first, last, lengths[first]] for first, last, _ in pair.ranges]
