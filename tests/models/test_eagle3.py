@@ -184,6 +184,26 @@ FORMS: dict[str, tuple[Form, Any]] = {
             eagle_config={"eagle_aux_hidden_state_layer_ids": [2, 3, 4, 5], "fc_norm": True},
         ),
     ),
+    "p_eagle": (
+        Form((2, 4, 6), mask=11),
+        functools.partial(
+            released,
+            changed={"mask_hidden": some((1, 48))[0], "embed_tokens.weight": some((40, 16))[0]},
+            eagle_aux_hidden_state_layer_ids=[2, 4, 6],
+            ptd_token_id=11,
+        ),
+    ),
+    "speculators_p_eagle": (
+        Form(None, norm_before_residual=True, norm_before_fc=True, mask=12),
+        functools.partial(
+            speculators,
+            added=second_layer() | {"mask_hidden": some((1, 1, 48))[0], "input_norm.weight": some((48,))[0]},
+            layers=2,
+            speculators_model_type="peagle",
+            mask_token_id=12,
+            norm_before_fc=True,
+        ),
+    ),
     "norms_of_heads": (PLAIN, functools.partial(released, changed=NORMS_OF_HEADS)),
     "two_layers": (PLAIN, functools.partial(speculators, added=second_layer(), layers=2, norm_before_residual=False)),
 }
@@ -246,6 +266,10 @@ def by_definition(weights: dict[str, Tensor], text: list[int], depth: int, form:
     weights = {name.replace("midlayer.", "layers.0."): value for name, value in weights.items()}
     streams = streams_of(text[: len(text) - depth])
     taken = [streams[layer] for layer in form.layers or (2, 3, 4)]
+    if form.mask is not None:  # all later tokens of the block are this one, with one learnt vector for a state
+        text = [*text[: len(text) - depth + 1], *[form.mask] * (depth - 1)]
+        learnt = weights["mask_hidden"].view(1, -1).expand(depth - 1, -1).chunk(len(taken), -1)
+        taken = [torch.cat(both) for both in zip(taken, learnt, strict=True)]
     if form.norm_before_fc:
         whole = norm(torch.cat(taken, -1), weights["input_norm.weight"])
         taken = [*whole.chunk(len(taken), -1)]
@@ -263,7 +287,7 @@ def by_definition(weights: dict[str, Tensor], text: list[int], depth: int, form:
                 read = norm(hidden, part["input_layernorm.weight"])
             else:
                 embeds, state = (
-                    TARGET.embed[torch.tensor(tokens[: number + 1])],
+                    weights.get("embed_tokens.weight", TARGET.embed)[torch.tensor(tokens[: number + 1])],
                     norm(hidden, part["hidden_norm.weight"]),
                 )
                 read = torch.cat([norm(embeds, part["input_layernorm.weight"]), state], -1)
@@ -314,6 +338,8 @@ def test_every_form_is_decoded_and_learnt_as_it_is_replayed(formed: tuple[Form, 
     walked = replay(model, records(prompts=prompts), 3)
     assert walked.accepted.tolist() == [sum(trace.accepted) for trace in found]
     assert walked.accepted.sum() > 0
+    if form.mask is not None:  # it is learnt too
+        assert not torch.equal(model.mask_state, load_file(head / "model.safetensors")["mask_hidden"])
     model.save(tmp_path / "again")
     again = on_target(tmp_path / "again")
     assert (again.form, again.layers) == (form, model.layers)
@@ -431,7 +457,7 @@ def test_what_it_cannot_do_is_refused(folder: Path, tmp_path: Path) -> None:
         "attention_bias": {"attention_bias": True},
         "layer_types": {"layer_types": ["sliding_attention"]},
         "use_aux_hidden_state": {"eagle_config": {"use_aux_hidden_state": False}},
-        "speculators_model_type 'peagle'": {"speculators_model_type": "peagle"},
+        "speculators_model_type 'dflash'": {"speculators_model_type": "dflash"},
     }
     for number, (name, config) in enumerate(odd.items()):
         with pytest.raises(UserError, match=f"with this {name} cannot be read"):
@@ -443,6 +469,17 @@ def test_what_it_cannot_do_is_refused(folder: Path, tmp_path: Path) -> None:
             load_model(released(tmp_path / f"ids{number}", eagle_aux_hidden_state_layer_ids=ids))
     with pytest.raises(UserError, match="it reads the states before layer 8 of a target of 7 layers"):
         on_target(released(tmp_path / "late", eagle_aux_hidden_state_layer_ids=[2, 4, 8]))
+    unnamed = "a head of P-EAGLE, and config.json names no mask_token_id or pard_token"
+    with pytest.raises(UserError, match=unnamed):
+        load_model(released(tmp_path / "peagle", speculators_model_type="peagle"))
+    with pytest.raises(UserError, match=unnamed):
+        load_model(released(tmp_path / "unnamed", {"mask_hidden": torch.ones(1, 48)}))
+    with pytest.raises(UserError, match=r"config.json: the mask, token 40, is none of the 40 tokens"):
+        load_model(released(tmp_path / "beyond", pard_token=40))
+    with pytest.raises(UserError, match="no weight 'mask_hidden'"):
+        load_model(released(tmp_path / "unlearnt", pard_token=11))
+    with pytest.raises(UserError, match="mask_hidden has 16 numbers, and the states 48"):
+        load_model(released(tmp_path / "short", {"mask_hidden": torch.ones(1, 16)}, pard_token=11))
     with pytest.raises(UserError, match=r"no weight 'fc_norm.0.weight'"):
         load_model(released(tmp_path / "norms", fc_norm=True))
     with pytest.raises(UserError, match=r"no weight 'fc.weight'"):

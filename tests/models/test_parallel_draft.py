@@ -192,7 +192,7 @@ def test_it_is_saved_as_a_language_model_with_the_mask_as_a_token(tmp_path):
     assert torch.equal(found[..., others], wanted[..., others])
     assert not torch.equal(found[..., 33], wanted[..., 33])
     (tmp_path / "config.json").write_text((tmp_path / "config.json").read_text().replace("33", "40"))
-    with pytest.raises(UserError, match="pard_token 40 is none of the 40 tokens"):
+    with pytest.raises(UserError, match="the mask, token 40, is none of the 40 tokens"):
         load_model(tmp_path)
 
 

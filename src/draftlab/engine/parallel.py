@@ -52,13 +52,13 @@ def read_block(
 ) -> Float[Tensor, "batch length width"]:
     """Read the first ``counts[b]`` of the ``fresh`` inputs of each row, then the mask for each further token of a block; keep the inputs alone
     in the cache. The states that predict the ``length`` tokens of the block."""
-    batch, new, width = fresh.shape
+    batch, new = fresh.shape[:2]
     known = [begin + count for begin, count in zip(cache.lengths, counts, strict=True)]
     count = torch.tensor(counts, device=fresh.device)[:, None]
     is_fresh = torch.arange(new + length - 1, device=fresh.device) < count
     inputs = F.pad(fresh, (0, 0, 0, length - 1)).where(is_fresh[..., None], mask.to(fresh.dtype))
     places = torch.zeros(inputs.shape[:2], dtype=torch.long, device=fresh.device)  # the tokens themselves are not read
-    states = cache.states(places, hidden=inputs).view(batch, -1, width)
+    states = cache.states(places, hidden=inputs).view(*places.shape, -1)
     cache.crop(known)
     rows = torch.arange(batch, device=fresh.device)[:, None]
     return states[rows, count - 1 + torch.arange(length, device=fresh.device)]

@@ -107,7 +107,10 @@ class LlamaFields(Fields):
     initializer_range: Positive | None = None
     use_sliding_window: bool | None = None
     head_tokens: Annotated[int, Field(ge=0, le=1 << 24)] | None = None
-    pard_token: Annotated[int, Field(ge=0)] | None = None
+    pard_token: Id | None = None
+    ptd_token_id: Id | None = None
+    mask_token_id: Id | None = None
+    parallel_drafting: bool | None = None
 
     @model_validator(mode="after")
     def _check(self) -> LlamaFields:
@@ -118,8 +121,9 @@ class LlamaFields(Fields):
             raise ValueError(f"hidden_size {self.hidden_size} is not a multiple of {heads} attention heads")
         if (width := self.head_dim or self.hidden_size // heads) % 2:
             raise ValueError(f"heads are {width} wide: rotary positions need an even width")
-        if self.pard_token is not None and self.pard_token >= self.vocab_size:
-            raise ValueError(f"pard_token {self.pard_token} is none of the {self.vocab_size} tokens")
+        mask = mask_token_of(self.model_dump())
+        if mask is not None and not 0 <= mask < self.vocab_size:
+            raise ValueError(f"the mask, token {mask}, is none of the {self.vocab_size} tokens")
         return self
 
 
@@ -216,6 +220,22 @@ def is_head(config: Mapping[str, Any]) -> bool:
 def is_head_folder(model: Path | str) -> bool:
     """Whether a model is the folder of a head of EAGLE-3; False for one on the hub, which is not known yet."""
     return (Path(model) / "config.json").is_file() and is_head(read_config(model))
+
+
+def mask_token_of(config: Mapping[str, Any]) -> int | None:
+    """What a draft that proposes a block in one pass reads for a token that is not known yet (PARD, P-EAGLE); None: it drafts token after token.
+
+    PARD and vLLM name it ``pard_token``, P-EAGLE's authors ``ptd_token_id``. In heads of the speculators library and of NeMo it is
+    ``mask_token_id``, which other models have for other purposes.
+    """
+    is_at_once = config.get("speculators_model_type") == "peagle" or config.get("parallel_drafting")
+    names = ("pard_token", "ptd_token_id", *["mask_token_id"] * bool(is_at_once))
+    return next((config[name] for name in names if config.get(name) is not None), None)
+
+
+def drafts_at_once(model: Path | str) -> bool:
+    """Whether a model is the folder of a draft that proposes a block in one pass; False for one on the hub, which is not known yet."""
+    return (Path(model) / "config.json").is_file() and mask_token_of(read_config(model)) is not None
 
 
 def hides_layers(config: Mapping[str, Any]) -> bool:

@@ -93,8 +93,8 @@ def of_blocks(draft: LanguageModel, target: LanguageModel | None, depth: int, *,
     """The draft on the states of a ``target``, if there is one; one that proposes a block in one pass, if it is ``parallel``."""
     if isinstance(draft, Eagle3Head):
         assert target is not None, "a head is always on a target"
-        if parallel:
-            raise UserError("a head of EAGLE-3 drafts token after token", remedy="leave parallel out")
+        if parallel and draft.form.mask is None:
+            raise UserError("this head of EAGLE-3 drafts token after token", remedy="leave parallel out")
         return Eagle3(draft, target, depth)
     if target is not None:
         return Eagle(draft, target, depth, parallel=parallel)

@@ -9,7 +9,8 @@ a text has no state before it, so the head does not read it. As in ``models.eagl
 block began.
 
 Some heads differ from this definition as ``eagle3_files.Form`` says: other states, norms before F, norm(u) for u in the sum, norm(g_(t-1)) for
-g_(t-1), or more layers.
+g_(t-1), or more layers. Those of P-EAGLE (arXiv 2602.01469) propose a block in one pass: for each later token they read the embedding of one
+token, the mask, and beside it F m, with one learnt m in the place of the target's states.
 
 A head is no language model alone: ``load`` gives an ``Eagle3Head``, and ``Eagle3`` is the draft on a target. ``save`` writes the same layout, which vLLM
 (``"method": "eagle3"``) and SGLang (``EAGLE3``) serve.
@@ -33,11 +34,12 @@ from draftlab.files.seals import seal
 from draftlab.models import LanguageModel, TokenIds
 from draftlab.models.batching import pad_requests
 from draftlab.models.config import HEAD_ALONE, LAYER_IDS, ONLY_DISTIL, hides_layers, read_config
-from draftlab.models.eagle3_files import Form, from_released, read_form, to_released
+from draftlab.models.eagle3_files import MASK_STATE, Form, from_released, no_mask, read_form, to_released
 from draftlab.models.llama import Llama, llama_config
 from draftlab.models.llama_decoder import LlamaCache, LlamaDecoder
 from draftlab.models.llama_files import from_hub
 from draftlab.models.on_target import OnTarget, ReadableTarget, as_readable
+from draftlab.models.parallel_draft import masked
 from draftlab.models.places import ByPlace, checked_depth, logits_by_place
 from draftlab.models.products import linear
 from draftlab.models.weights import read_weights, write_model
@@ -69,9 +71,18 @@ class Fusion(nn.Module):
 class Eagle3Head(nn.Module):
     """The weights of a head, and its config.json. What a language model can do alone is a ``UserError``."""
 
-    def __init__(self, draft: Llama, fusion: Fusion, form: Form, config: dict[str, Any], folder: Path) -> None:
+    def __init__(
+        self,
+        draft: Llama,
+        fusion: Fusion,
+        mask_state: Tensor | None,
+        form: Form,
+        config: dict[str, Any],
+        folder: Path,
+    ) -> None:
         super().__init__()
         self.draft, self.fusion, self.form, self.config, self.folder = draft, fusion, form, config, folder
+        self.mask_state = None if mask_state is None else nn.Parameter(mask_state)
 
     @property
     def vocab_size(self) -> int:
@@ -101,7 +112,6 @@ class Eagle3Head(nn.Module):
 class Eagle3(ByPlace, OnTarget[ReadableTarget]):
     """A ``head`` on a target. ``depth``: the tokens of a block that it is trained and replayed for; longer blocks can be decoded."""
 
-    mask = None
     skipped = 1
     """It does not read the first token of a text."""
 
@@ -109,7 +119,7 @@ class Eagle3(ByPlace, OnTarget[ReadableTarget]):
         super().__init__(as_readable(target))
         self.depth, self.config, self.form = checked_depth(depth), head.config, head.form
         self.layers = head.form.layers_of(self.target.num_layers)
-        self.draft, self.fusion = head.draft, head.fusion
+        self.draft, self.fusion, self.mask_state = head.draft, head.fusion, head.mask_state
         channels, (tokens, width) = self.fusion.fc.in_features // head.form.states, self.draft.embed.shape
         wanted = self.target.embed.shape[1], self.target.vocab_size
         if (channels, tokens) != wanted:
@@ -129,6 +139,14 @@ class Eagle3(ByPlace, OnTarget[ReadableTarget]):
     def added(self) -> int:
         """None: all of its weights are in its folder."""
         return 0
+
+    @property
+    def mask(self) -> Float[Tensor, " twice"] | None:
+        """What the layers read for a token that is not known yet; None for a head that drafts token after token."""
+        if self.form.mask is None or self.mask_state is None:
+            return None
+        state = self.fusion(self.mask_state.view(1, 1, -1))[0, 0]
+        return torch.cat([self.draft.embed[self.form.mask].to(state.dtype), state])
 
     def inputs(
         self, tokens: Int[Tensor, "batch len"], states: Float[Tensor, "batch len states"], *, own: bool
@@ -158,7 +176,8 @@ class Eagle3(ByPlace, OnTarget[ReadableTarget]):
         rows, places = positions // length, positions % length - 1
         chosen = (rows * (length - 1) + places).to(self.device)
         first = self.inputs(tokens, before, own=False)
-        return logits_by_place(self.draft, first, from_own, self.depth, chosen)
+        later = from_own if (mask := self.mask) is None else masked(mask)
+        return logits_by_place(self.draft, first, later, self.depth, chosen)
 
     def drafter(self) -> LlamaDecoder:
         """The head, laid out for decoding; ``decoder`` is the target's."""
@@ -189,6 +208,8 @@ def load(folder: Path | str, dtype: torch.dtype = torch.float32, device: torch.d
     fields, remedy = read_config(folder), "fetch the head again"
     form = read_form(fields, folder)
     tensors = read_weights(folder, device or torch.device("cpu"))
+    if form.mask is None and MASK_STATE in tensors:
+        raise no_mask(folder)
     is_normed = any(name.endswith("self_attn.q_norm.weight") for name in tensors)
     plain = {**fields, "model_type": "qwen3" if is_normed else "llama", "head_tokens": len(tensors.get("d2t", ()))}
     config = llama_config(plain | {"tie_word_embeddings": False})
@@ -197,6 +218,7 @@ def load(folder: Path | str, dtype: torch.dtype = torch.float32, device: torch.d
     try:
         with torch.device("meta"):
             fusion = Fusion(form, tensors["fc.weight"].shape[-1], config.hidden_size, config.rms_norm_eps)
+        mask_state = None if form.mask is None else tensors.pop(MASK_STATE).to(dtype)
         fusion.load_state_dict({name: tensors.pop(name).to(dtype) for name in fusion.state_dict()}, assign=True)
         state = from_hub(config, from_released(tensors, config))
         draft.load_state_dict(
@@ -207,4 +229,7 @@ def load(folder: Path | str, dtype: torch.dtype = torch.float32, device: torch.d
     except RuntimeError as error:
         what = f"weights that do not fit config.json: {str(error).splitlines()[-1].strip()}"
         raise UserError(what, file=folder, remedy=remedy) from None
-    return Eagle3Head(draft, fusion, form, read_object(folder / "config.json"), folder)
+    if mask_state is not None and mask_state.numel() != fusion.fc.in_features:
+        what = f"{MASK_STATE} has {mask_state.numel()} numbers, and the states {fusion.fc.in_features}"
+        raise UserError(what, file=folder, remedy=remedy)
+    return Eagle3Head(draft, fusion, mask_state, form, read_object(folder / "config.json"), folder)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from draftlab.errors import UserError
-from draftlab.models.config import LAYER_IDS, unsupported_settings
+from draftlab.models.config import LAYER_IDS, mask_token_of, unsupported_settings
 from draftlab.models.llama import LlamaConfig
 from draftlab.models.llama_files import to_hub
 from draftlab.models.trimmed import EMBED, HEAD_TOKENS
@@ -25,6 +25,8 @@ from draftlab.models.trimmed import EMBED, HEAD_TOKENS
 if TYPE_CHECKING:
     from draftlab.models.eagle3 import Eagle3
 
+MASK_STATE = "mask_hidden"
+"""The name of what a head that proposes a block in one pass reads in place of the target's states."""
 FEWEST_LAYERS = 7
 """Of a smaller target, early, middle and late would not be three layers in this order."""
 USUAL = {
@@ -48,6 +50,7 @@ class Form:
     - `norm_before_fc`: one norm of all states together before they are mixed
     - `fc_norm`: a norm of each state before they are mixed (EAGLE-3.1)
     - `norm_output`: later tokens of a block read the normed state of the token before (EAGLE-3.1)
+    - `mask`: the token that the head reads for every later token of a block, which it proposes in one pass (P-EAGLE); None: token after token
     """
 
     layers: tuple[int, ...] | None = None
@@ -55,6 +58,7 @@ class Form:
     norm_before_fc: bool = False
     fc_norm: bool = False
     norm_output: bool = False
+    mask: int | None = None
 
     @property
     def states(self) -> int:
@@ -85,18 +89,27 @@ def states_read(layers: int) -> tuple[int, int, int]:
 
 def read_form(config: Mapping[str, Any], folder: Path) -> Form:
     """What the flat ``config`` of a head says; a ``UserError`` names the first setting by which it departs from every known form."""
-    further = config.get("eagle_config") or {}
+    further, mask = config.get("eagle_config") or {}, mask_token_of(config)
     kind = config.get("speculators_model_type", "eagle3")
-    odd = [] if kind == "eagle3" else [f"speculators_model_type {kind!r}"]
+    odd = [] if kind in ("eagle3", "peagle") else [f"speculators_model_type {kind!r}"]
     odd += unsupported_settings({**config, "model_type": "llama"})
     odd += [name for name, usual in USUAL.items() if further.get(name) not in (usual, None)]
     if odd:
         what = f"a head of EAGLE-3 with this {odd[0]} cannot be read"
         raise UserError(what, file=folder, remedy="use a head of EAGLE's repository, of SpecForge or of speculators")
+    if kind == "peagle" and mask is None:
+        raise no_mask(folder)
     # What the speculators library leaves out is True, in vLLM too.
     flags = {"norm_before_residual": "transformer_layer_config" in config} | dict(further) | dict(config)
     names = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-    return Form(_layers(config, further, folder), **{name: bool(flags.get(name)) for name in names})
+    stated = {name: bool(flags.get(name)) for name in names}
+    return Form(_layers(config, further, folder), **stated, mask=mask)
+
+
+def no_mask(folder: Path) -> UserError:
+    """The error where the config.json of a head of P-EAGLE does not say which token is the mask."""
+    what = "a head of P-EAGLE, and config.json names no mask_token_id or pard_token"
+    return UserError(what, file=folder, remedy="fetch the head again")
 
 
 def _layers(config: Mapping[str, Any], further: Mapping[str, Any], folder: Path) -> tuple[int, ...] | None:
@@ -139,6 +152,8 @@ def to_released(model: Eagle3) -> dict[str, Tensor]:
     if "transformer_layer_config" not in model.config and len(model.draft.layers) == 1:
         found = {name.replace("layers.0.", "midlayer."): value for name, value in found.items()}
     found |= model.fusion.state_dict()
+    if model.mask_state is not None:
+        found[MASK_STATE] = model.mask_state.detach()
     if model.stores_embedding:
         found["embed_tokens.weight"] = embed
     if kept is not None:

@@ -31,7 +31,7 @@ from draftlab.files.rope_scaling import RopeScaling
 from draftlab.files.seals import seal
 from draftlab.models import TokenIds
 from draftlab.models.batching import pad_requests
-from draftlab.models.config import LLAMAS, another_head, read_config, rope_scaling_of, rope_theta_of
+from draftlab.models.config import LLAMAS, another_head, mask_token_of, read_config, rope_scaling_of, rope_theta_of
 from draftlab.models.head import spread
 from draftlab.models.llama_decoder import LlamaDecoder
 from draftlab.models.llama_files import from_hub, has_another_head, to_hub
@@ -263,6 +263,7 @@ def llama_config(given: Mapping[str, Any]) -> LlamaConfig:
     fields = {"num_key_value_heads": given["num_attention_heads"]}
     fields |= {name: value for name, value in given.items() if value is not None}
     fields |= {"rope_theta": rope_theta_of(given), "rope_scaling": rope_scaling_of(given)}
+    fields |= {"pard_token": mask_token_of(given)}
     fields |= {"qkv_bias": given.get("model_type") == "qwen2", "qk_norm": given.get("model_type") == "qwen3"}
     names = {field.name for field in dataclasses.fields(LlamaConfig)}
     return LlamaConfig(**{name: value for name, value in fields.items() if name in names})

@@ -76,7 +76,7 @@ class ParallelDraft(ByPlace):
         saved.save(folder)
 
 
-def masked(mask: nn.Parameter) -> Later:
+def masked(mask: Float[Tensor, " width"]) -> Later:
     """The mask, wherever a token of the block would be read."""
     return lambda window, _: mask.expand(*window.shape, -1)
 

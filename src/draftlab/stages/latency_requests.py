@@ -267,9 +267,9 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
 
 def _mask(draft: Path) -> int | None:
     """The token that a draft reads for those not known yet, if it can propose a block in one call."""
-    from draftlab.models.config import read_config
+    from draftlab.models.config import mask_token_of, read_config
 
-    return read_config(draft).get("pard_token") if (draft / "config.json").is_file() else None
+    return mask_token_of(read_config(draft)) if (draft / "config.json").is_file() else None
 
 
 def _memory(answers: Path | None) -> Memory | None:

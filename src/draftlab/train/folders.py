@@ -14,6 +14,7 @@ from draftlab.engine.recording import TargetPass, join, load_pass
 from draftlab.files.seals import seal
 from draftlab.files.weights import check_sizes, parameter_count
 from draftlab.models import Dtype, LanguageModel, Tokenizer, load_model, load_tokenizer
+from draftlab.models.config import drafts_at_once
 from draftlab.models.eagle import of_blocks
 from draftlab.models.eagle3 import Eagle3Head
 from draftlab.models.llama import Llama
@@ -67,11 +68,15 @@ class Folders:
         return draft
 
     def draft_of_blocks(self, settings: Training, dtype: Dtype, depth: int) -> LanguageModel:
-        """A fresh copy of the draft for blocks of ``depth`` tokens: on the target if it reads its states, as every head of EAGLE-3 does."""
+        """A fresh copy of the draft for blocks of ``depth`` tokens: on the target if it reads its states, as every head of EAGLE-3 does.
+
+        It proposes a block in one pass if ``settings`` say so; where they do not say, if it was made for it.
+        """
         draft = self.draft(settings)
         reads_target = getattr(settings, "reads_target", False) or isinstance(draft, Eagle3Head)
         target = self.target(settings.device, dtype) if reads_target else None
-        return of_blocks(draft, target, depth, parallel=getattr(settings, "parallel", False))
+        parallel = getattr(settings, "parallel", drafts_at_once(self.models / settings.draft))
+        return of_blocks(draft, target, depth, parallel=parallel)
 
     def save(self, draft: LanguageModel, original: str, out: Path, learnt_from: TargetPass) -> None:
         """Write a distilled draft with the tokenizer of the draft that it was made from.
