@@ -32,7 +32,7 @@ from draftlab.errors import UserError
 from draftlab.files.json_files import read_json, read_object, write_json, write_jsonl
 from draftlab.files.weights import active_parameter_count, parameter_count
 from draftlab.models import LanguageModel, hf, load_model, load_tokenizer
-from draftlab.models.config import is_head, is_head_folder, read_config
+from draftlab.models.config import drafts_in_parallel, is_head, is_head_folder, mask_token_of, read_config
 from draftlab.models.eagle import of_blocks
 from draftlab.models.eagle3 import Eagle3, Eagle3Head
 from draftlab.models.eagle3_files import Form, states_read
@@ -572,6 +572,41 @@ def test_a_log_is_replayed_with_it(pair: Path, temperature: float, tmp_path: Pat
     assert is_head_folder(tmp_path / "kept_learning")
 
 
+def beside(pair: Path, folder: Path, draft: Path) -> Distillation:
+    """The pair with another draft, which gets the tokenizer of the target."""
+    (folder / "models").mkdir(parents=True)
+    (folder / "models/target").symlink_to(pair / "models/target")
+    recipe = Recipe(model=str(draft))
+    make_draft(recipe, tokenizer=pair / "models/target", template="plain", out=folder / "models/draft")
+    return Distillation(models=folder / "models", answers=pair / "answers", max_new_tokens=8)
+
+
+@pytest.mark.parametrize("kind", ["p_eagle", "pard"])
+def test_a_log_is_replayed_with_drafts_that_propose_a_block_in_one_pass(pair: Path, kind: str, tmp_path: Path) -> None:
+    """What is judged is a block in one pass; it is not joined to prompt lookup, and does not end early."""
+    if kind == "p_eagle":
+        weights = load_file(pair / "released/model.safetensors") | {"mask_hidden": some((1, 48))[0]}
+        source = released(tmp_path / "source", weights, vocab_size=320, eos_token_id=None, ptd_token_id=11)
+    else:
+        source = tmp_path / "source"
+        draft = deep(320, seed=6)
+        draft.config = replace(draft.config, pard_token=11)
+        draft.save(source)
+        load_tokenizer(pair / "models/target").save(source)
+    inputs = beside(pair, tmp_path / "run", source)
+    learns = {"dataset": "gsm8k", "batch": 4, "learning_rate": 1e-2, "update_interval": 4, "draft_lens": [1, 3]}
+    rows, _ = replay_log.run(replay_log.Settings(**learns), inputs, Bench(tmp_path / "out"))
+    models = {"as_it_comes", "distilled", "distilled_on_quarter", "distilled_on_eighth", "kept_learning"}
+    assert set(rows["option"]) == {*models, "lookup", "suffix", "suffix_confident"}
+    recorded, target = load_pass(pair / "answers/gsm8k.eval"), load_model(pair / "models/target")
+    for option, folder in (("as_it_comes", inputs.models / "draft"), ("distilled", tmp_path / "out/draft")):
+        assert drafts_in_parallel(folder), option
+        draft = load_model(folder)
+        own = of_blocks(draft, target if kind == "p_eagle" else None, 3, parallel=True)
+        found = rows[(rows["split"] == "eval") & (rows["option"] == option) & (rows["draft_len"] == 3)]
+        np.testing.assert_allclose(found["accepted"], replay(own, recorded, 3).accepted, rtol=1e-5, atol=1e-5)
+
+
 def test_a_run_on_ones_own_prompts_distils_it_and_times_nothing(pair: Path, tmp_path: Path) -> None:
     (tmp_path / "p.jsonl").write_text('{"prompt": "a"}\n')
     given = {"dataset": str(tmp_path / "p.jsonl"), "target": str(pair / "models/target"), "template": "plain"}
@@ -606,6 +641,16 @@ def test_a_head_is_known_by_its_config(folder: Path, tmp_path: Path) -> None:
     assert is_head({"architectures": ["DFlashDraftModel"], "speculators_model_type": "dflash"})
     TARGET.save(tmp_path / "target")
     assert not is_head(read_config(tmp_path / "target"))
+
+
+def test_the_mask_is_known_by_its_names() -> None:
+    """``mask_token_id`` alone is no mask of such a draft: models of other kinds have one."""
+    for name in ("pard_token", "ptd_token_id"):
+        assert mask_token_of({name: 3}) == 3
+    assert mask_token_of({"mask_token_id": 3}) is None
+    for more in ({"speculators_model_type": "peagle"}, {"parallel_drafting": True}):
+        assert mask_token_of({"mask_token_id": 3} | more) == 3
+    assert mask_token_of({"pard_token": 0, "mask_token_id": 3, "parallel_drafting": True}) == 0
 
 
 def through_transformers(target: Llama, folder: Path) -> HubModel:

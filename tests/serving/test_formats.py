@@ -17,6 +17,7 @@ import yaml
 from numpy.testing import assert_allclose
 
 from draftlab.errors import UserError
+from draftlab.files.json_files import write_json
 from draftlab.serving import emit, engines, monitor, records
 from draftlab.serving.acceptance import from_alpha, from_histograms
 from draftlab.serving.engines import Deployment
@@ -373,6 +374,31 @@ def test_a_head_of_eagle_3_is_served_as_one(tmp_path: Path) -> None:
         assert flags["--speculative-algorithm"] == "EAGLE3"
         with pytest.raises(UserError, match="no settings of a head of EAGLE-3 are written for transformers"):
             emit.emit(("transformers",), draft_len=3, target="T", draft=draft, out=tmp_path / "other", **more)
+
+
+def test_a_draft_that_proposes_a_block_in_one_pass_is_served_so(tmp_path: Path) -> None:
+    head = {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 32000, "ptd_token_id": 3}
+    for name, config in (("head", head), ("draft", {"pard_token": 3})):
+        write_json(tmp_path / name / "config.json", config)
+    hub = {"parallel": True}
+    for draft, more in (("owner/draft", hub), (str(tmp_path / "draft"), {}), (str(tmp_path / "head"), {})):
+        emit.emit(draft_len=3, target="T", draft=draft, alpha=0.7, out=tmp_path / "out", **more)
+        files = {file.name for file in (tmp_path / "out").iterdir()}
+        is_head = draft.endswith("head")
+        without_states = set() if is_head else {
+            "tensorrt_llm_lower.yaml", "tensorrt_llm_upper.yaml", "speculation_profile.json"
+        }  # fmt: skip
+        assert files == {"README.md", "vllm.json", "vllm_synthetic.json"} | without_states
+        config = json.loads((tmp_path / "out/vllm.json").read_text())
+        assert config["parallel_drafting"] is True
+        assert config["method"] == ("eagle3" if is_head else "draft_model")
+        if not is_head:
+            tensorrt = yaml.safe_load((tmp_path / "out/tensorrt_llm_upper.yaml").read_text())
+            assert tensorrt["speculative_config"]["decoding_type"] == "PARD"
+        for engine in ("sglang", "llama-cpp", "transformers"):
+            with pytest.raises(UserError, match=f"{engine} drafts token after token, and this draft proposes a block"):
+                emit.emit((engine,), draft_len=3, target="T", draft=draft, out=tmp_path / "other", **more)
+    assert "parallel_drafting" not in json.loads(engines.vllm(WANTED).text)
 
 
 def test_layers_that_vllm_does_not_find_are_named(tmp_path: Path) -> None:

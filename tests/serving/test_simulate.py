@@ -72,6 +72,19 @@ def test_blocks_have_the_expected_length(alpha: float) -> None:
     assert_allclose(0.01 / served.per_token[0], expected_block_length(alpha, 3), rtol=0.02)
 
 
+def test_a_parallel_draft_takes_one_step_for_each_block() -> None:
+    """It reads the block that the target reads, and a mask for each token after the first: with 0.1 ms a token, 4 x (5 + 3) tokens."""
+    costs = Costs(tokens={1: 1.0, 1001: 101.0})
+    profile = machine(draft=costs, parallel=True)
+    served = serve(together(4, 10, 41), profile, k=4, alpha=1.0)
+    assert_allclose(served.per_token, (0.010 + 0.001 + 31 * 0.0001) / 5)
+    assert_allclose(profile.block_ms(4, 0, 4), 10 + 1 + 31 * 0.1)
+    assert_allclose(machine(draft=costs).block_ms(4, 0, 4), 10 + (1 + 19 * 0.1) + 3 * (1 + 3 * 0.1))
+    waits = {"tokens": {1: 1.0}, "decode": {"per_cached": 0.5}}
+    slowed = serve(together(1, 10, 5), machine(draft=waits, parallel=True), k=2, alpha=0.0)
+    assert_allclose(slowed.last - slowed.first, sum(10 + 1 + 0.5 * (10 + i) for i in range(4)) / 1e3)
+
+
 def test_the_draft_takes_one_step_for_each_token() -> None:
     profile = machine(draft=Costs(tokens={1: 1.0}), per_block=3.0)
     served = serve(together(4, 10, 41), profile, k=4, alpha=1.0)

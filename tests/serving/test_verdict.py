@@ -223,9 +223,26 @@ def test_costs_of_a_profile_are_in_its_plain_steps(tmp_path: Path):
     assert costs.block(8) == pytest.approx((18 + 8 * 5 + 3) / 12)
     with_draft = COSTS.profile.model_copy(update=changes | {"draft": target.scaled(0.25)})
     save(with_draft, tmp_path / "p.yaml")
-    alone, head = (from_profile(str(tmp_path / "p.yaml"), 100, 0.05, is_head) for is_head in (False, True))
+    alone, head = (from_profile(str(tmp_path / "p.yaml"), 100, 0.05, is_head=is_head) for is_head in (False, True))
     assert alone.block(8) == pytest.approx((18 + 8 * 2.5 + 3) / 12), "its own draft"
     assert head.block(8) == pytest.approx((18 + 8 * 0.5 + 3) / 12), "which is no head"
+    parallel = from_profile(str(tmp_path / "p.yaml"), 100, 0.05, parallel=True)
+    one_pass = 2.5 + 7 * 0.25 * 6 / 8
+    assert parallel.block(8) == pytest.approx((18 + one_pass + 3) / 12)
+    assert parallel.profile.block_ms(1, 100, 4) == pytest.approx(parallel.block(4) * 12, rel=0.2)
+    assert f", for a block of 8 tokens in one pass {one_pass / 12:.3f}" in parallel.source
+    assert "one pass" not in alone.source
+
+
+def test_the_simulator_knows_what_one_pass_of_a_parallel_draft_costs():
+    """Probes have a share of the pass for each token; the pass takes 1 ms, and 0.1 ms more for each token after the first."""
+    rows = probes()
+    drafted = rows["verified"] - 1
+    call = 1e-3 * (1 + 0.1 * (rows["batch"] * drafted - 1))
+    costs = from_probes(rows.assign(draft_seconds=call / drafted, caught_up_seconds=call / drafted), 100, parallel=True)
+    assert costs.block(4) == pytest.approx((1.3 + 10 * costs.verify[0, 4]) / 10)
+    assert costs.profile.drafting_ms(1, 1, 4, 0.0) == pytest.approx(1.3)
+    assert costs.profile.drafting_ms(4, 4, 3, 0.0) == pytest.approx(2.1)
 
 
 def test_costs_that_drift_between_moments_widen_the_interval():
@@ -875,6 +892,23 @@ def test_the_card_of_a_draft_says_what_was_measured_and_how_to_serve_it(tmp_path
     assert "confidence" not in cards[1]
 
 
+def test_a_card_names_the_engines_that_serve_such_a_draft(tmp_path: Path):
+    found = decide(curve_table(), facts=FACTS | {"learnt": CURVE})
+    head, at_once = {"draft_vocab_size": 30, "vocab_size": 40}, {"pard_token": 3}
+    served = {}
+    for kind, config in {"head": head, "parallel": at_once, "both": head | at_once}.items():
+        write_json(tmp_path / kind / "draft/config.json", config)
+        card.write(found, "org/small", tmp_path / kind)
+        served[kind] = (tmp_path / kind / "draft/README.md").read_text()
+    for kind, text in served.items():
+        assert ("SGLang" in text) is (kind == "head")
+        assert "llama.cpp (" not in text
+        assert "gguf export" not in text
+        assert ("draftlab widen" in text) is (kind == "parallel")
+        assert ('"parallel_drafting": true' in text) is (kind != "head")
+        assert f'"method": "{"draft_model" if kind == "parallel" else "eagle3"}"' in text
+
+
 def test_a_card_names_the_machine_of_the_costs():
     for costs, where in (
         (COSTS, "Costs: measured in llama.cpp on the machine that wrote this card at a context of 128."),
@@ -1125,6 +1159,15 @@ def test_a_head_of_eagle3_is_served_with_the_folder_of_its_target(tmp_path: Path
     write_json(head / "config.json", {"draft_vocab_size": 30, "vocab_size": 40})
     emit, _ = commands(found, Path("out"), "B", tmp_path)
     assert f" --target {tmp_path}/main/models/target --draft {head} " in emit
+
+
+def test_a_parallel_draft_is_served_with_the_folder_of_its_target(tmp_path: Path):
+    found = decide(table(0.8), target="T.gguf")
+    draft = tmp_path / "cells/traffic_verdict/prompts.0/draft"
+    write_json(draft / "config.json", {"pard_token": 3, "vocab_size": 40})
+    emit, monitor = commands(found, Path("out"), "B", tmp_path)
+    assert f" --target {tmp_path}/main/models/target --draft {draft} " in emit
+    assert ":8000/metrics" in monitor
 
 
 def test_a_draft_after_a_lookup_is_served_by_llama_cpp():
@@ -1495,7 +1538,9 @@ def test_conversations_and_prompts_that_the_target_cannot_read_are_counted(
         verdict, "decide", lambda rows, *more, **said: judged.append(rows) or decide(rows, *more, **said)
     )
     priced, profile = [], block_costs.from_profile
-    monkeypatch.setattr(block_costs, "from_profile", lambda *given: priced.append(given) or profile(*given))
+    monkeypatch.setattr(
+        block_costs, "from_profile", lambda *given, **kind: priced.append((*given, kind)) or profile(*given, **kind)
+    )
     write_text(tmp_path / "logs/log.jsonl", "a log")
     write_text(learnt / "distributions.safetensors", "12345")
     write_text(cell / "draft/model-00001-of-00002.safetensors", "123")

@@ -178,6 +178,18 @@ def test_calibration_measures_what_another_size_costs() -> None:
     np.testing.assert_allclose(rows["caught_up_seconds"], rows["verified"].map({2: 0.0015, 6: of_five}))
 
 
+def test_a_parallel_draft_is_timed_in_one_call_of_a_block() -> None:
+    hands = [0.0]
+    draft = Clockwork(hands, 0.001, token=0.0002)
+    rows = calibrate(Clockwork(hands, 0.010), draft, [100], [1, 4], [2, 6], blocks=3, parallel=True)
+    for (batch, verified), cell in rows.groupby(["batch", "verified"]):
+        drafted = verified - 1
+        call = 0.001 + 0.0002 * (batch * drafted - 1)
+        np.testing.assert_allclose(cell["draft_seconds"], call / drafted)
+        if batch == 1:
+            np.testing.assert_allclose(cell["caught_up_seconds"], (call + 0.0002) / drafted)
+
+
 class Warming(Clockwork):
     """After a call of another size, a few probes of one token take twice as long: the caches hold something else."""
 

@@ -55,6 +55,7 @@ def calibrate(
     verified: Sequence[int],
     blocks: int,
     seed: int = 0,
+    parallel: bool = False,
 ) -> pd.DataFrame:
     """One row per (context, batch, block, verified): seconds of a verification, of a draft step, and of a plain step before and after them.
 
@@ -63,6 +64,8 @@ def calibrate(
 
     At batch 1 there are two more times: ``caught_up_seconds`` of a draft step in a block whose first call reads two tokens, as after a
     block that was accepted whole, and ``turns_seconds`` of a plain step and a verification in turns, where each call changes the shape.
+
+    A ``parallel`` draft makes one call for a whole block; a draft step is then an equal share of it.
     """
     rng = np.random.default_rng(seed)
     rows = []
@@ -75,19 +78,32 @@ def calibrate(
             after = _plain_step(target)
             for block in progress(range(blocks), f"blocks, context {context}, batch {batch}"):
                 for verify in rng.permutation(verified).tolist():
-                    before, times, after = after, _block_seconds(target, draft, verify, batch), _plain_step(target)
+                    before = after
+                    times, after = _block_seconds(target, draft, verify, batch, parallel), _plain_step(target)
                     cell = {"context": context, "batch": batch, "block": block, "verified": verify}
                     rows.append(cell | {"plain_before_seconds": before, **times, "plain_after_seconds": after})
     return pd.DataFrame(rows)
 
 
-def _block_seconds(target: LatencyBackend, draft: LatencyBackend, verify: int, batch: int) -> dict[str, float]:
+def _block_seconds(
+    target: LatencyBackend, draft: LatencyBackend, verify: int, batch: int, parallel: bool
+) -> dict[str, float]:
     """The times of ``calibrate`` for blocks of ``verify - 1`` draft steps and a verification."""
-    drafts, verifies = _in_a_row((draft, 1, verify - 1), (target, verify, 1))
+
+    steps = verify - 1
+
+    def per_step(first: int) -> tuple[float, float]:
+        """Seconds of a draft step in blocks whose first call reads ``first`` tokens of the text, and of the verification."""
+        calls = [(draft, first, 1), (draft, 1, steps - 1)] if first > 1 else [(draft, 1, steps)]
+        if parallel:
+            calls = [(draft, first + steps - 1, 1)]
+        *drafts, verifies = _in_a_row(*calls, (target, verify, 1))
+        return sum(each * repeats for each, (*_, repeats) in zip(drafts, calls, strict=True)) / steps, verifies
+
+    drafts, verifies = per_step(1)
     caught_up = turns = np.nan
     if batch == 1:
-        first, others, _ = _in_a_row((draft, 2, 1), (draft, 1, verify - 2), (target, verify, 1))
-        caught_up = (first + (verify - 2) * others) / (verify - 1)
+        caught_up, _ = per_step(2)
         turns = sum(_in_a_row((target, 1, 1), (target, verify, 1)))
     return {
         "verify_seconds": verifies,

@@ -233,7 +233,7 @@ def mask_token_of(config: Mapping[str, Any]) -> int | None:
     return next((config[name] for name in names if config.get(name) is not None), None)
 
 
-def drafts_at_once(model: Path | str) -> bool:
+def drafts_in_parallel(model: Path | str) -> bool:
     """Whether a model is the folder of a draft that proposes a block in one pass; False for one on the hub, which is not known yet."""
     return (Path(model) / "config.json").is_file() and mask_token_of(read_config(model)) is not None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import yaml
@@ -12,6 +13,7 @@ import yaml
 from draftlab import __version__
 from draftlab.core.stats import ENOUGH
 from draftlab.files.atomic import write_text
+from draftlab.models.config import drafts_in_parallel, is_head_folder
 from draftlab.serving import engines
 from draftlab.serving.verdict_format import NAMES, Option, Verdict
 
@@ -21,7 +23,12 @@ KEPT = {
     "kept_learning": ("kept_learning",),
 }
 """The folders of the drafts that a cell keeps, each with the options that serve it."""
-ENGINES = {"vLLM": engines.vllm, "SGLang": engines.sglang, "llama.cpp": engines.llama_cpp}
+ENGINES = {"vLLM": "vllm", "SGLang": "sglang", "llama.cpp": "llama-cpp"}
+
+WIDEN = (
+    "If `config.json` has `head_tokens` above 0, widen the draft first: `draftlab widen --model DRAFT --out FOLDER`."
+)
+EXPORT = " For llama.cpp, export it: `draftlab gguf export --model DRAFT --vocabulary-of TARGET.gguf --out DRAFT.gguf`."
 
 
 def write(judged: Verdict, draft: str, cell: Path) -> None:
@@ -29,11 +36,17 @@ def write(judged: Verdict, draft: str, cell: Path) -> None:
     for folder, names in KEPT.items():
         options = [option for option in judged.options if option.name in names]
         if options and (cell / folder).is_dir():
-            write_text(cell / folder / NAME, text(judged, draft, options))
+            kind = {"eagle3": is_head_folder(cell / folder), "parallel": drafts_in_parallel(cell / folder)}
+            write_text(cell / folder / NAME, text(judged, draft, options, **kind))
 
 
-def text(judged: Verdict, draft: str, options: Sequence[Option]) -> str:
-    """The card of the draft that these options serve. Folders and files are named without their path."""
+def text(
+    judged: Verdict, draft: str, options: Sequence[Option], *, eagle3: bool = False, parallel: bool = False
+) -> str:
+    """The card of the draft that these options serve: a head of EAGLE-3, or one that proposes a block in one pass (``parallel``), or neither.
+
+    Folders and files are named without their path.
+    """
     target, origin = _name(judged.target), draft or judged.target
     metadata: dict[str, object] = {"base_model": origin.partition("@")[0]} if is_hub_id(origin) else {}
     metadata |= {"library_name": "transformers", "pipeline_tag": "text-generation"}
@@ -68,14 +81,16 @@ def text(judged: Verdict, draft: str, options: Sequence[Option]) -> str:
         *rows,
         "",
         "## How to serve it",
-        "",
-        "If `config.json` has `head_tokens` above 0, widen the draft first: `draftlab widen --model DRAFT --out FOLDER`. For llama.cpp, export it: "
-        "`draftlab gguf export --model DRAFT --vocabulary-of TARGET.gguf --out DRAFT.gguf`.",
     ]
-    for engine, command in ENGINES.items():
+    if not eagle3:
+        lines += ["", WIDEN if parallel else WIDEN + EXPORT]
+    for engine, name in ENGINES.items():
+        if (eagle3 and name not in engines.READ_STATES) or (parallel and name not in engines.IN_PARALLEL):
+            continue
         able = [option for option in options if engine == "llama.cpp" or option.name in ("distilled", "kept_learning")]
         served = max(able, key=lambda option: option.speedup.estimate)
-        settings = command(_pair(judged, served, engine))
+        pair = replace(_pair(judged, served, engine), eagle3=eagle3, parallel=parallel)
+        settings = engines.EMITTERS[name](pair)
         lines += ["", f"{engine} ({NAMES[served.name]}; {settings.version}):", "", "```", settings.command, "```"]
     return "\n".join([*lines, "", f"Written by draftlab {__version__}.", ""])
 

@@ -25,7 +25,7 @@ from draftlab.files.checkout import ROOT
 from draftlab.files.digests import sha256
 from draftlab.files.json_files import read_jsonl, read_object
 from draftlab.files.tables import read_table
-from draftlab.models.config import is_head_folder
+from draftlab.models.config import drafts_in_parallel, is_head_folder
 from draftlab.models.tokenizer import Tokenizer, load_tokenizer
 from draftlab.plan.run import run_of
 from draftlab.report.verdict_settings import VerdictSettings, absolute
@@ -115,12 +115,14 @@ def judge_run(
         left_out = {**left_out, dropped.UNREAD.format("the target"): unread}
     cut = [len(answer.answer_ids) for answer in answers["eval"] if not answer.finished]
     context = mean_context(rows[rows["split"] == "eval"])
+    ours = results / "main/models/draft"
+    parallel = drafts_in_parallel(ours)
     if settings.hardware:
         read = facts["active_parameters"]
-        ratio, of_head = read["draft"] / read["target"], is_head_folder(results / "main/models/draft")
-        costs = block_costs.from_profile(settings.hardware, context, ratio, of_head)
+        ratio, is_head = read["draft"] / read["target"], is_head_folder(ours)
+        costs = block_costs.from_profile(settings.hardware, context, ratio, is_head=is_head, parallel=parallel)
     else:
-        costs = block_costs.from_probes(read_table(results / "traffic_cost.csv"), context)
+        costs = block_costs.from_probes(read_table(results / "traffic_cost.csv"), context, parallel=parallel)
     learnt_from = results / "main/answers" / recorded_name("prompts", "train", temperature)
     stored = {"recorded_bytes": _size(learnt_from, "distributions"), "draft_bytes": _size(cell / "draft", "model")}
     return verdict.decide(

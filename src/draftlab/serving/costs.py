@@ -23,7 +23,7 @@ class BlockCosts:
     """Times over that of a step of plain decoding: one row per draw, of which the first is the estimate.
 
     * ``step``: a draft step in blocks of 1, 2, ... drafted tokens. Short blocks pay more, because the first step of a block finds the
-      processor's caches full of the target.
+      processor's caches full of the target. Of a draft that proposes a block in one pass, an equal share of the pass.
     * ``verify``: one call of the target that reads 1, 2, ... tokens.
     * ``catch_up``: the extra cost of a block after one that was accepted whole: the draft has yet to read that block's last token.
     * ``change``: the extra cost of a call that reads another number of tokens than the call before: the engine builds its graph again.
@@ -51,11 +51,12 @@ class BlockCosts:
         return float(models + self.loop[0, column])
 
 
-def from_probes(rows: pd.DataFrame, context: float) -> BlockCosts:
+def from_probes(rows: pd.DataFrame, context: float, *, parallel: bool = False) -> BlockCosts:
     """BlockCosts at batch 1 and the nearest context, from probes of ``latency.cost.calibrate``: medians over resampled blocks.
 
     Costs drift within minutes. Where they were probed at several moments, each draw takes place at one of them, as future requests will, and
-    the estimate is the mean over moments: the medians of all together may combine costs that no moment has.
+    the estimate is the mean over moments: the medians of all together may combine costs that no moment has. The simulator of a load needs to know
+    whether the draft is ``parallel``.
     """
     nearest = min(rows["context"].unique(), key=lambda c: abs(float(c) - context))
     probes = rows[(rows["context"] == nearest) & (rows["batch"] == 1)]
@@ -99,15 +100,16 @@ def from_probes(rows: pd.DataFrame, context: float) -> BlockCosts:
         lookup=medians("lookup"),
         source=f"measured in llama.cpp on this machine at a context of {nearest}",
         seconds=float(plain.median()),
-        profile=_profile(rows[rows["context"] == nearest]),
+        profile=_profile(rows[rows["context"] == nearest], parallel),
     )
 
 
-def _profile(rows: pd.DataFrame) -> Profile:
+def _profile(rows: pd.DataFrame, parallel: bool) -> Profile:
     """Build a profile for the simulator from probes at every batch and one context, whose attention is part of what a token costs."""
     verify = 1e3 * rows.groupby(rows["batch"] * rows["verified"])["verify_seconds"].median()
-    plain = 1e3 * rows.groupby("batch")[["plain_before_seconds", "draft_seconds"]].median()
-    target = verify.to_dict() | plain["plain_before_seconds"].to_dict()
+    plain = 1e3 * rows.groupby("batch")["plain_before_seconds"].median()
+    in_one = rows["verified"] - 1 if parallel else 1  # tokens of a request that a call of the draft reads
+    draft = 1e3 * (rows["draft_seconds"] * in_one).groupby(rows["batch"] * in_one).median()
     return Profile(
         name="this-machine",
         hardware="this machine",
@@ -115,25 +117,33 @@ def _profile(rows: pd.DataFrame) -> Profile:
         engine="llama.cpp",
         source="probes of traffic_cost",
         licence="of its owner",
-        target=profiles.Costs.model_validate({"tokens": target}),
-        draft=profiles.Costs.model_validate({"tokens": plain["draft_seconds"].to_dict()}),
+        target=profiles.Costs.model_validate({"tokens": verify.to_dict() | plain.to_dict()}),
+        draft=profiles.Costs.model_validate({"tokens": draft.to_dict()}),
+        parallel=parallel,
         kv_tokens=1_000_000,
         max_sequences=8,
     )
 
 
-def from_profile(name: str, context: float, ratio: float, is_head: bool = False) -> BlockCosts:
-    """BlockCosts of a hardware profile. Where it has no draft, or ours is a head of EAGLE-3, a draft step costs ``ratio`` of the target's."""
-    profile = profiles.load(name)
+def from_profile(
+    name: str, context: float, ratio: float, *, is_head: bool = False, parallel: bool = False
+) -> BlockCosts:
+    """BlockCosts of a hardware profile. Where it has no draft, or ours is a head of EAGLE-3, a draft step costs ``ratio`` of the target's.
+
+    A ``parallel`` draft proposes a block in one step of as many tokens.
+    """
+    profile = profiles.load(name).model_copy(update={"parallel": parallel})
     if profile.draft is None or is_head:
         profile = profile.model_copy(update={"draft": profile.target.scaled(ratio)})
     assert profile.draft is not None
     plain = profile.block_ms(1, context, 0)
     verify = [(profile.overhead + profile.target.step(n, n, 1, context)) / plain for n in range(1, LONGEST + 2)]
-    step = profile.draft.step(1, 1, 1, context) / plain
-    steps, free = np.full((DRAWS + 1, LONGEST), step), np.zeros((DRAWS + 1, LONGEST))
+    blocks = [profile.drafting_ms(1, 1, n, context) / plain for n in range(1, LONGEST + 1)]
+    steps = np.tile(np.divide(blocks, range(1, LONGEST + 1)), (DRAWS + 1, 1))
+    free = np.zeros((DRAWS + 1, LONGEST))
     loop = np.full((DRAWS + 1, LONGEST), profile.per_block / plain)
-    source = f"profile {profile.name}: {profile.model} on {profile.hardware}, a draft at {step:.3f} of its step"
+    longest = f", for a block of {LONGEST} tokens in one pass {blocks[-1]:.3f}" if parallel else ""
+    source = f"profile {profile.name}: {profile.model} on {profile.hardware}, a draft at {blocks[0]:.3f} of its step{longest}"
     return BlockCosts(
         steps, np.tile(verify, (DRAWS + 1, 1)), free, free, loop, free, source, plain / 1e3, profile, is_here=False
     )

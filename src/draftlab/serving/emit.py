@@ -15,10 +15,19 @@ from draftlab.core.settings import Count
 from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_dir, check_replaceable
 from draftlab.files.json_files import read_object
-from draftlab.models.config import is_head_folder
+from draftlab.models.config import drafts_in_parallel, is_head_folder
 from draftlab.serving import records
 from draftlab.serving.acceptance import from_alpha
-from draftlab.serving.engines import EMITTERS, ENDS_EARLY, LOOKS_UP, READ_STATES, Deployment, EngineFile, merged
+from draftlab.serving.engines import (
+    EMITTERS,
+    ENDS_EARLY,
+    IN_PARALLEL,
+    LOOKS_UP,
+    READ_STATES,
+    Deployment,
+    EngineFile,
+    merged,
+)
 from draftlab.serving.profiles import MOST
 
 
@@ -105,6 +114,9 @@ def write(pair: Deployment, engines: Sequence[str], out: Path) -> list[EngineFil
         try:
             _refuse(name, "--confidence", pair.confidence, ENDS_EARLY, f"blocks of {name} do not end early")
             _refuse(name, "--lookup", pair.lookup, LOOKS_UP, f"{name} drafts in one way alone")
+            if pair.parallel and name not in IN_PARALLEL:
+                what = f"{name} drafts token after token, and this draft proposes a block in one pass"
+                raise UserError(what, remedy="name vllm")
             if name.startswith("tensorrt") and (pair.target.endswith(".gguf") or pair.draft.endswith(".gguf")):
                 raise UserError(f"{name} does not read a GGUF file", remedy="give model folders, or hub ids")
             if pair.eagle3 and name not in READ_STATES:
@@ -148,6 +160,7 @@ def emit(
     confidence: float = 0.0,
     lookup: bool = False,
     eagle3: bool = False,
+    parallel: bool = False,
     out: Path,
 ) -> None:
     """Write settings for serving engines: draft lengths by batch from a simulation, or a single draft length.
@@ -166,6 +179,7 @@ def emit(
     - `confidence`: a block ends early where the draft's token has a lower probability than this; 0: never
     - `lookup`: prompt lookup drafts first, and the draft where it finds nothing
     - `eagle3`: the draft is a head of EAGLE-3; a folder with one is recognized without this
+    - `parallel`: the draft proposes a block in one pass, as PARD and P-EAGLE do; a folder is recognized without this
     - `out`: the folder to write
     """
     if (load is None) == (draft_len is None):
@@ -178,8 +192,8 @@ def emit(
     shown = measured or (from_alpha(alpha) if alpha is not None else None)
     requests, traffic = (measured.requests, acceptance.stem) if measured and acceptance else (0, "")
     ranges, longest = from_load(load, context) if load is not None else ([], draft_len or 0)
-    eagle3 = eagle3 or is_head_folder(draft)
-    pair = Deployment(target, draft, longest, ranges, not greedy, shown, requests, traffic, confidence, lookup, eagle3)
+    kind = {"eagle3": eagle3 or is_head_folder(draft), "parallel": parallel or drafts_in_parallel(draft)}
+    pair = Deployment(target, draft, longest, ranges, not greedy, shown, requests, traffic, confidence, lookup, **kind)
     for written in write(pair, engine, out):
         print(f"{written.file}: {written.version}")
     if pair.extrapolated:

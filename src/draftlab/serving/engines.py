@@ -29,7 +29,8 @@ class Deployment:
     """A pair, its draft lengths (``draft_len`` at most, ``ranges`` by batch), and its measured acceptance.
 
     A block ends where the draft's token has a probability below ``confidence``. With ``lookup``, prompt lookup drafts, and the draft only
-    where it finds nothing. With ``eagle3`` the draft is a head of EAGLE-3. ``requests`` and ``traffic`` say what was measured.
+    where it finds nothing. With ``eagle3`` the draft is a head of EAGLE-3. A ``parallel`` draft proposes a block in one pass. ``requests`` and
+    ``traffic`` say what was measured.
     """
 
     target: str
@@ -43,6 +44,7 @@ class Deployment:
     confidence: float = 0.0
     lookup: bool = False
     eagle3: bool = False
+    parallel: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.confidence < 1:
@@ -131,6 +133,7 @@ def _vllm_file(file: str, pair: Deployment, options: Mapping[str, Any], note: st
         "method": method,
         "model": pair.draft,
         "num_speculative_tokens": pair.draft_len,
+        **({"parallel_drafting": True} if pair.parallel else {}),
         **options,
     }
     prefix, notes = "", [note] * bool(note)
@@ -311,7 +314,7 @@ def merged(ranges: Ranges) -> list[tuple[int, int, int]]:
 def tensorrt(meaning: Meaning, pair: Deployment) -> EngineFile:
     """TensorRT-LLM's configuration, for one meaning of the keys in its schedule."""
     config: dict[str, Any] = {
-        "decoding_type": "Draft_Target",
+        "decoding_type": "PARD" if pair.parallel else "Draft_Target",
         "max_draft_len": pair.draft_len,
         "speculative_model": pair.draft,
     }
@@ -385,5 +388,7 @@ ENDS_EARLY = frozenset({"llama-cpp", "transformers"})
 """Engines whose blocks can end where the draft is unsure."""
 LOOKS_UP = frozenset({"llama-cpp"})
 """Engines that can look up the prompt first, and draft where that finds nothing."""
+IN_PARALLEL = frozenset({"vllm", "vllm-synthetic", "tensorrt-llm-lower", "tensorrt-llm-upper", "speculation-profile"})
+"""Engines whose draft can propose a block in one pass, and a file that no engine reads."""
 READ_STATES = frozenset({"vllm", "vllm-synthetic", "sglang", "sglang-adaptive"})
 """Engines for which settings of a head of EAGLE-3 are written."""

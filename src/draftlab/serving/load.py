@@ -138,6 +138,8 @@ class LoadSettings:
     """cost of a step of the draft, in steps of the target; without one, the draft in the profile, or else a lookup that costs nothing"""
     draft_profile: str | None = None
     """instead of --draft-ratio, a profile whose target is the draft"""
+    parallel: bool = False
+    """the draft proposes a block in one step, as PARD and P-EAGLE do, instead of a step for each token"""
     draft_lens: tuple[int, ...] = DRAFT_LENS
     """draft lengths to compare, in tokens; 0: no draft"""
     goal_first: float = 1.0
@@ -201,6 +203,8 @@ def _check_numbers(settings: LoadSettings) -> None:
 def _profile(settings: LoadSettings) -> Profile:
     """The costs of the target, and of the draft that the settings name."""
     profile = profiles.load(settings.profile)
+    if settings.parallel:
+        profile = profile.model_copy(update={"parallel": True})
     if settings.draft_profile is not None and settings.draft_ratio is not None:
         raise UserError("two costs of the draft", remedy="give either --draft-ratio or --draft-profile")
     if settings.draft_profile is not None:

@@ -109,7 +109,8 @@ class Profile(Settings):
     """A machine with a model on it, and the source of its numbers.
 
     The limits are those of ``engine``: ``kv_tokens`` in the cache, ``max_sequences`` at once, ``max_tokens`` in a step.
-    ``overhead`` is the time of a step outside the models, ``per_block`` the additional time if the step drafts (ms).
+    ``overhead`` is the time of a step outside the models, ``per_block`` the additional time if the step drafts (ms). The draft takes a step
+    for each token of a block; a ``parallel`` one proposes the block in one step, which also reads a mask for each token after the first.
     """
 
     name: str
@@ -122,6 +123,7 @@ class Profile(Settings):
     note: str = ""
     target: Costs
     draft: Costs | None = None
+    parallel: bool = False
     overhead: Milliseconds = 0.0
     per_block: Milliseconds = 0.0
     kv_tokens: Count
@@ -142,10 +144,18 @@ class Profile(Settings):
         """Milliseconds of drafting and verifying one block of each of ``batch`` requests with ``context`` tokens before them."""
         read, cached = batch * (draft_len + 1), batch * context
         ms = self.overhead + (self.per_block if draft_len else 0.0) + self.target.step(read, read, batch, cached)
-        if draft_len and self.draft is not None:
-            ms += self.draft.step(read, batch, batch, cached)
-            ms += (draft_len - 1) * self.draft.step(batch, batch, batch, cached)
-        return ms
+        return ms + (self.drafting_ms(read, batch, draft_len, cached) if draft_len else 0.0)
+
+    def drafting_ms(
+        self, read: int, batch: int, draft_len: int, cached: float, chunk: int = 0, pairs: float = 0.0
+    ) -> float:
+        """Milliseconds in which the draft reads what the target ``read``, and drafts ``draft_len`` tokens for each of ``batch`` requests."""
+        if self.draft is None:
+            return 0.0
+        if self.parallel:
+            return self.draft.step(read + batch * (draft_len - 1), batch * draft_len, batch, cached, chunk, pairs)
+        first = self.draft.step(read, batch, batch, cached, chunk, pairs)
+        return first + (draft_len - 1) * self.draft.step(batch, batch, batch, cached)
 
 
 def shipped() -> list[str]:
@@ -172,7 +182,8 @@ def load(name: str | Path) -> Profile:
 
 def save(profile: Profile, out: Path) -> None:
     """Write a profile as YAML, times rounded to a tenth of a microsecond."""
-    values = _each_float(profile.model_dump(exclude_none=True), lambda value: float(f"{value:.6g}"))
+    unsaid = None if profile.parallel else {"parallel"}
+    values = _each_float(profile.model_dump(exclude_none=True, exclude=unsaid), lambda value: float(f"{value:.6g}"))
     write_text(out, yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=10_000))
 
 

@@ -77,8 +77,8 @@ def serve(
 
     This follows vLLM's first-come scheduler: running requests first, then waiting ones while tokens, sequences and cache allow; if the cache is
     full, the youngest request is preempted and read again later. The target reads the drafted tokens together with the last one; the draft reads
-    what the target reads, then takes a step for each further token. Something is drafted for only a ``share`` of a request's steps: for the
-    others, a lookup finds nothing.
+    what the target reads, then takes a step for each further token (``Profile.drafting_ms``). Something is drafted for only a ``share`` of a
+    request's steps: for the others, a lookup finds nothing.
     """
     count = len(arrivals.seconds)
     if not count:
@@ -114,7 +114,8 @@ def serve(
             accepted = acceptance.draw(kinds, drafted, rng) if drafted and acceptance else np.zeros_like(kinds)
             each = 1 + accepted.reshape(at_once, batch)
             slope = profile.target.decode.per_cached
-            slope += drafted * profile.draft.decode.per_cached if profile.draft is not None else 0.0
+            if profile.draft is not None:
+                slope += (1 if profile.parallel else drafted) * profile.draft.decode.per_cached
             grown = each.sum(axis=1).cumsum()
             ticks = server.now + (ms + slope * np.concatenate([[0], grown[:-1]])).cumsum() / 1e3
             at_once = server.until_an_arrival(ticks)
@@ -263,10 +264,8 @@ def _step_ms(
             less = nothing * drafted
             logits = batch * (1 + drafted) + read_to_end - less
             ms += weight * profile.target.step(tokens - less, logits, batch, cached, chunk, pairs)
-    draft = profile.draft
-    if drafted and draft is not None:
-        ms += draft.step(tokens, batch, batch, cached, chunk, pairs)
-        ms += (drafted - 1) * draft.step(batch, batch, batch, cached)
-    elif speculates and draft is not None and chunk:
-        ms += draft.step(chunk, 0, 0, 0.0, chunk, pairs)  # the draft reads prompts even if it drafts later
+    if drafted:
+        ms += profile.drafting_ms(tokens, batch, drafted, cached, chunk, pairs)
+    elif speculates and profile.draft is not None and chunk:
+        ms += profile.draft.step(chunk, 0, 0, 0.0, chunk, pairs)  # the draft reads prompts even if it drafts later
     return ms

@@ -42,7 +42,7 @@ class Row:
     verified: int = column("tokens of each sequence that one call verifies", "tokens")
     plain_before_seconds: float = timing("a plain step of the target before the probe")
     verify_seconds: float = timing("one call of the target that verifies")
-    draft_seconds: float = timing("a draft step")
+    draft_seconds: float = timing("a draft step; of a draft that proposes a block in one pass, an equal share of it")
     caught_up_seconds: float = timing(
         "a draft step of a block whose first call reads two tokens, as after a block that was accepted whole; at batch 1",
         optional=True,
@@ -70,13 +70,14 @@ def run(settings: Settings, inputs: TargetAndDraft, bench: Bench) -> tuple[pd.Da
     """Calibrate the pair over the grid of contexts, batches and verified tokens."""
     from draftlab.latency.cost import around_calls, calibrate
     from draftlab.latency.pair import describe, open_pair
+    from draftlab.models.config import drafts_in_parallel
 
     grid = settings.context, settings.batch, settings.verified
     context, sequences = max(settings.context) + max(settings.verified), max(settings.batch)
     pair = open_pair(inputs.target, inputs.draft, settings=settings, context_length=context, sequences=sequences)
     with pair as (target, draft):
         around = around_calls(target, min(max(max(settings.context) // 2, 1), FILLER), settings.seed)
-        rows = calibrate(target, draft, *grid, settings.blocks, settings.seed)
+        rows = calibrate(target, draft, *grid, settings.blocks, settings.seed, drafts_in_parallel(inputs.draft))
         return rows.assign(**around), describe(target, draft)
 
 

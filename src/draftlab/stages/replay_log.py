@@ -34,7 +34,7 @@ class Row(UnroundedCounts):
     drafted: float = column("tokens that were drafted", "tokens")
     empty: float = column("calls of the target for which nothing was drafted", "calls")
     steps: float = column(
-        "steps of the draft model; where lookup comes first and answers are sampled, as if a block went on with the answer after a rejected token",
+        "steps of the draft model, or the tokens of its one pass; where lookup comes first and answers are sampled, as if a block went on with the answer after a rejected token",
         "steps",
     )
     whole: float = column(
@@ -60,14 +60,15 @@ MEASURES = {
 def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.DataFrame, Facts]:
     """Replay every option; keep the distilled draft in ``out/draft``, and the one that learnt while it served in ``out/kept_learning``.
 
-    A head of EAGLE-3 is not joined to prompt lookup, and its blocks do not end early: the engines that serve it do neither.
+    A head of EAGLE-3, or a draft that proposes a block in one pass, is not joined to prompt lookup, and its blocks do not end early: the engines
+    that serve it do neither.
     """
     import pandas as pd
 
     from draftlab.engine.replay_suffixes import search_seconds
     from draftlab.files.weights import active_parameter_count
     from draftlab.models import LanguageModel
-    from draftlab.models.eagle3 import Eagle3
+    from draftlab.models.places import ByPlace
     from draftlab.train import replay_log
     from draftlab.train.folders import Folders
 
@@ -81,7 +82,7 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
         folders.once(("saved", name), lambda: folders.save(model, settings.draft, bench.out / name, train))
 
     draft, frames = fresh(), list[pd.DataFrame]()
-    is_head = isinstance(draft, Eagle3)
+    is_by_place = isinstance(draft, ByPlace)
 
     def add(split: str, *tables: pd.DataFrame) -> None:
         frames.extend(table.assign(split=split) for table in tables)
@@ -100,7 +101,7 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     draft = fresh()  # one at a time: a large draft that learns takes gigabytes
     effort, offline = replay_log.distil(draft, train, settings, bench.out / ".checkpoint.safetensors")
     add("eval", replay_log.fixed_lengths("distilled", draft, held_out, settings))
-    if not is_head:
+    if not is_by_place:
         looked_up = replay_log.after_lookup(draft, held_out, settings)
         add("eval", replay_log.fixed_lengths("lookup_first", draft, held_out, settings, looked_up))
         if settings.thresholds and not settings.temperature:

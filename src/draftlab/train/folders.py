@@ -14,7 +14,7 @@ from draftlab.engine.recording import TargetPass, join, load_pass
 from draftlab.files.seals import seal
 from draftlab.files.weights import check_sizes, parameter_count
 from draftlab.models import Dtype, LanguageModel, Tokenizer, load_model, load_tokenizer
-from draftlab.models.config import drafts_at_once
+from draftlab.models.config import drafts_in_parallel
 from draftlab.models.eagle import of_blocks
 from draftlab.models.eagle3 import Eagle3Head
 from draftlab.models.llama import Llama
@@ -75,7 +75,7 @@ class Folders:
         draft = self.draft(settings)
         reads_target = getattr(settings, "reads_target", False) or isinstance(draft, Eagle3Head)
         target = self.target(settings.device, dtype) if reads_target else None
-        parallel = getattr(settings, "parallel", drafts_at_once(self.models / settings.draft))
+        parallel = getattr(settings, "parallel", drafts_in_parallel(self.models / settings.draft))
         return of_blocks(draft, target, depth, parallel=parallel)
 
     def save(self, draft: LanguageModel, original: str, out: Path, learnt_from: TargetPass) -> None:
