@@ -74,19 +74,20 @@ class Sizes(Settings):
 
 
 class Model(Settings):
-    """A model: its sizes, the name of its ``architecture`` if it may get random weights, the bytes of a stored weight (0: trained here), and
-    whether it is a head of EAGLE-3, which reads its target's states."""
+    """A model: its sizes, the name of its ``architecture`` if it may get random weights, the bytes of a stored weight (0: trained here), whether
+    it is a head of EAGLE-3, which reads its target's states, and whether it is a ``parallel`` draft, which proposes a block in one pass."""
 
     sizes: Sizes
     architecture: str = ""
     stored: int = 0
     is_head: bool = False
+    parallel: bool = False
 
 
 @functools.cache
 def read_model(path: Path) -> Model | None:
     """The sizes of the model in a folder or a GGUF file; None if its config does not name them as a Llama's does, or names further parts."""
-    from draftlab.models.config import is_head, read_sizes
+    from draftlab.models.config import is_head, mask_token_of, read_sizes
 
     config = read_sizes(path)
     if not set(LLAMA_FIELDS.values()) <= config.keys() or any(part in key for key in config for part in FURTHER_PARTS):
@@ -99,7 +100,8 @@ def read_model(path: Path) -> Model | None:
     }
     if is_head(config):  # the embedding is the target's
         sizes |= {"vocab": config.get("draft_vocab_size") or sizes["vocab"], "tied": True}
-    return Model(sizes=Sizes(kind="llama", **sizes), stored=4, is_head=is_head(config))
+    kind = {"is_head": is_head(config), "parallel": mask_token_of(config) is not None}
+    return Model(sizes=Sizes(kind="llama", **sizes), stored=4, **kind)
 
 
 @functools.cache

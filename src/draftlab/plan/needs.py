@@ -259,7 +259,7 @@ def _learning(pair: Pair, settings: Training, model: Model) -> int | None:
     else:
         update = _distilling(draft, rows, length, answer, settings)
     reads_target = model.is_head or getattr(settings, "reads_target", False)
-    if reads_target or getattr(settings, "parallel", False):  # it learns once for each token of a block
+    if reads_target or getattr(settings, "parallel", model.parallel):  # it learns once for each token of a block
         update *= max([settings.draft_len, *getattr(settings, "draft_lens", [])])
     is_recorded = not isinstance(settings, Offline) or settings.sample_source in RECORDED
     is_beside = isinstance(settings, Offline | Online) and (settings.live or not is_recorded)
