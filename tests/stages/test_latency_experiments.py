@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import threading
@@ -26,15 +27,15 @@ from draftlab.files.json_files import write_jsonl
 from draftlab.latency.comparison import compare
 from draftlab.latency.controlled import decode_scheduled, plain_steps
 from draftlab.latency.cost import SETTLED, around_calls, calibrate, cost_model
-from draftlab.latency.drafters import InSequences
+from draftlab.latency.drafters import Drafter
 from draftlab.latency.lookup import SURE, LookupBackend
-from draftlab.latency.loop import Alone, fixed, resume
+from draftlab.latency.loop import Alone, fixed, resume, speculate
 from draftlab.latency.pair import open_pair
 from draftlab.latency.self_check import write_toy
 from draftlab.latency.settings import Engine
 from draftlab.latency.trainer import Trainer, training
 from draftlab.models import load_model
-from draftlab.models.backend import EngineOptions
+from draftlab.models.backend import EngineOptions, LatencyBackend
 from draftlab.models.cores import can_pin, pinned, usable
 from draftlab.models.gguf import export
 from draftlab.models.llama_cpp import LlamaCpp
@@ -389,12 +390,16 @@ def recorded(
     return latency_requests.Inputs(target=models["target"], drafts=named, answers=folder / "answers.jsonl")
 
 
+def in_sequences(draft: LatencyBackend, length: int, min_prob: float = 0.0) -> Drafter:
+    return Drafter(draft, functools.partial(speculate, draft_len=fixed(length), min_prob=min_prob))
+
+
 def test_requests_of_known_cost(capsys: pytest.CaptureFixture[str]) -> None:
     hands = [0.0]
     target = Clockwork(hands, 0.010)
     contenders = {
-        "good": InSequences(Clockwork(hands, 0.001), fixed(4)),
-        "bad": InSequences(Clockwork(hands, 0.001, stride=2), fixed(4)),
+        "good": in_sequences(Clockwork(hands, 0.001), 4),
+        "bad": in_sequences(Clockwork(hands, 0.001, stride=2), 4),
     }
     requests = [Answer(str(i), [1, 2, 3 + i], [0] * length, False) for i, length in enumerate([10, 20, 5, 30])]
     settings = served(draft_len=4, requests=4, max_new_tokens=20)
@@ -428,11 +433,11 @@ def test_times_of_requests_are_predicted_from_probed_costs(tmp_path: Path) -> No
     costs = _costs.read_costs(tmp_path / "costs.csv", 20)
     assert costs["released"].cost_ratio == pytest.approx(0.4)
     contenders = {
-        "distilled": InSequences(draft, fixed(3)),
-        "released": InSequences(released, fixed(3)),
-        "lookup": InSequences(LookupBackend(target), fixed(3), SURE),
-        "lookup_first_distilled": InSequences(LookupBackend(draft, joined=True), fixed(3)),
-        "lookup_first": InSequences(LookupBackend(released, joined=True), fixed(3)),
+        "distilled": in_sequences(draft, 3),
+        "released": in_sequences(released, 3),
+        "lookup": in_sequences(LookupBackend(target), 3, SURE),
+        "lookup_first_distilled": in_sequences(LookupBackend(draft, joined=True), 3),
+        "lookup_first": in_sequences(LookupBackend(released, joined=True), 3),
     }
     requests = [Answer(str(i), [1, 2, 3 + i], [0] * 40, False) for i in range(2)]
     settings = served(max_new_tokens=40)

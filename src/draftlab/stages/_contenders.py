@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from draftlab.errors import UserError
@@ -59,10 +60,11 @@ def contenders_of(
     """Every way to draft that the settings ask for, by name; with suffix decoding if there is a ``memory``. Drafts in ``masks`` also propose a
     block in one call, and read that token for those not known yet."""
     from draftlab.latency.cost_aware import AtLeast, CostAware
-    from draftlab.latency.drafters import InSequences, InSuffixes, InTrees
+    from draftlab.latency.drafters import Drafter
     from draftlab.latency.lookup import SURE, LookupBackend
-    from draftlab.latency.loop import fixed
-    from draftlab.latency.trees import LookedUp
+    from draftlab.latency.loop import fixed, speculate
+    from draftlab.latency.suffixes import speculate_with_suffixes
+    from draftlab.latency.trees import LookedUp, speculate_with_trees
 
     length, last = fixed(settings.draft_len), list(drafts)[-1]
     least = {"": 0.0} | ({CONFIDENT: settings.confidence} if settings.confidence else {})
@@ -72,35 +74,41 @@ def contenders_of(
         """The draft of this name, drafted as far as it pays."""
         price, most = prices[name], settings.cost_aware
         rule = CostAware(price.cost_ratio, [0, *(price.verify(tokens) for tokens in range(1, most + 2))])
-        return InTrees(drafts[name], settings.shapes[most], rule, lookup)
+        how = partial(speculate_with_trees, tree=settings.shapes[most], rule=rule, lookup=lookup)
+        return Drafter(drafts[name], how)
 
     for name, draft in drafts.items():
-        found |= {name + ending: InSequences(draft, length, min_prob) for ending, min_prob in least.items()}
-        if name in masks:
-            for ending, min_prob in least.items():
-                found[name + PARALLEL + ending] = InSequences(draft, length, min_prob, masks[name])
+        for ending, min_prob in least.items():
+            found[name + ending] = Drafter(draft, partial(speculate, draft_len=length, min_prob=min_prob))
+        for ending, min_prob in least.items() if name in masks else ():
+            how = partial(speculate, draft_len=length, min_prob=min_prob, mask=masks[name])
+            found[name + PARALLEL + ending] = Drafter(draft, how)
         if settings.adaptive:
-            found[name + ADAPTIVE] = InSequences(draft, calibrated_length(target, draft))
+            found[name + ADAPTIVE] = Drafter(draft, partial(speculate, draft_len=calibrated_length(target, draft)))
         for nodes in settings.trees:
-            found[f"{name}{TREE}{nodes}"] = InTrees(draft, settings.shapes[nodes], AtLeast(settings.tree_confidence))
+            rule = AtLeast(settings.tree_confidence)
+            how = partial(speculate_with_trees, tree=settings.shapes[nodes], rule=rule)
+            found[f"{name}{TREE}{nodes}"] = Drafter(draft, how)
         if settings.cost_aware:
             found[name + COST_AWARE] = as_it_pays(name)
-    found[LOOKUP] = InSequences(LookupBackend(target), length, SURE)
+    found[LOOKUP] = Drafter(LookupBackend(target), partial(speculate, draft_len=length, min_prob=SURE))
     for name, draft in drafts.items():
         if name == BEFORE and name != last:
             continue
         joined = FIRST if name == last else f"{FIRST}_{name}"
         for ending, min_prob in least.items():
-            found[joined + ending] = InSequences(LookupBackend(draft, joined=True), length, min_prob)
+            how = partial(speculate, draft_len=length, min_prob=min_prob)
+            found[joined + ending] = Drafter(LookupBackend(draft, joined=True), how)
         if settings.cost_aware:
             found[joined + COST_AWARE] = as_it_pays(name, LookedUp())
     if memory:
-        found[SUFFIX] = InSuffixes(LookupBackend(target), length, memory)
+        by_suffix = partial(speculate_with_suffixes, draft_len=length, memory=memory)
+        found[SUFFIX] = Drafter(LookupBackend(target), by_suffix)
         if settings.suffix_confidence:
-            alone = InSuffixes(LookupBackend(target), length, memory, min_prob=settings.suffix_confidence)
-            found[SUFFIX + CONFIDENT] = alone
+            how = partial(by_suffix, min_prob=settings.suffix_confidence)
+            found[SUFFIX + CONFIDENT] = Drafter(LookupBackend(target), how)
         for ending, min_prob in least.items():
-            found[SUFFIX_FIRST + ending] = InSuffixes(drafts[last], length, memory, joined=True, min_prob=min_prob)
+            found[SUFFIX_FIRST + ending] = Drafter(drafts[last], partial(by_suffix, joined=True, min_prob=min_prob))
     return found
 
 
