@@ -270,7 +270,7 @@ def test_at_each_depth_only_the_best_texts_are_extended(pair: tuple[LlamaCpp, Ll
 def test_what_was_right_in_a_row_ends_with_its_text(pair: tuple[LlamaCpp, LlamaCpp]) -> None:
     lookup = LookedUp()
     lookup.learn(7, 7)
-    AloneWithTrees(*pair, [5, 9], 4, TREES[0], 0.0, None, AtLeast(0.0), lookup)
+    AloneWithTrees(*pair, [5, 9], TREES[0], GREEDY, np.random.default_rng(0), AtLeast(0.0), lookup)
     assert lookup.in_a_row == 0
 
 

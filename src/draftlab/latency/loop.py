@@ -108,8 +108,9 @@ def speculate(
     (``models.parallel_draft``), and reads this token for each token that is not known yet.
     """
     check_pair(target, draft)
-    blocks = list[Block]()
-    pair = Alone(target, draft, prompt, max_new_tokens, lambda: draft_len(blocks), sampling, rng, min_prob, mask)
+    blocks, text = list[Block](), start([target, draft], prompt, max_new_tokens)
+    rng = rng or np.random.default_rng(0)
+    pair = Alone(target, draft, text, lambda: draft_len(blocks), sampling, rng, min_prob, mask)
     return generate((target, draft), pair, max_new_tokens, eos, blocks)
 
 
@@ -145,6 +146,7 @@ def generate(
     return Generation(tokens, seconds, blocks)
 
 
+@dataclass
 class Alone:
     """The pair of the loop (``engine.loop.DecodingPair``) for a single request, on engines that return numpy arrays and choose greedy tokens.
 
@@ -153,30 +155,27 @@ class Alone:
     falls below ``min_prob``, since llama.cpp rebuilds its graph when the batch shape changes.
     """
 
-    def __init__(
-        self,
-        target: LatencyBackend,
-        draft: LatencyBackend,
-        prompt: Sequence[int],
-        max_new_tokens: int,
-        draft_len: Callable[[], int],
-        sampling: Sampling,
-        rng: np.random.Generator | None,
-        min_prob: float,
-        mask: int | None = None,
-    ) -> None:
-        self.target, self.draft, self.draft_len = target, draft, draft_len
-        self.sampling, self.min_prob, self.rng = sampling, min_prob, rng or np.random.default_rng(0)
-        self.mask = mask
-        self.context = min(target.context_length, draft.context_length)
-        self.text = start([target, draft], prompt, max_new_tokens)
-        self.drafted = self.calls = 0
+    target: LatencyBackend
+    draft: LatencyBackend
+    text: list[int]
+    draft_len: Callable[[], int]
+    sampling: Sampling
+    rng: np.random.Generator
+    min_prob: float
+    mask: int | None = None
+    drafted: int = 0
+    calls: int = 0
+
+    @property
+    def room(self) -> int:
+        """How many more tokens fit the contexts of both models."""
+        return min(self.target.context_length, self.draft.context_length) - len(self.text)
 
     def propose(self, left: Sequence[int]) -> tuple[list[int], list[Probs]]:
         """Tokens after the text, and the distributions they were drawn from (none when greedy)."""
         self.calls, tokens, probs = 0, list[int](), list[Probs]()
         pending = unread(self.draft, self.text)
-        length = min(self.draft_len(), self.context - len(self.text))
+        length = min(self.draft_len(), self.room)
         if self.mask is not None and length > 0:
             return self._propose_at_once([*pending, *[self.mask] * (length - 1)], length)
         for _ in range(length):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from draftlab.core.sampling_numpy import GREEDY, Probs, Sampling
 from draftlab.engine.loop import Verification
 from draftlab.latency.lookup import SURE
-from draftlab.latency.loop import Alone, Block, DraftLength, Generation, generate
+from draftlab.latency.loop import Alone, Block, DraftLength, Generation, generate, start
 from draftlab.models.backend import LatencyBackend, check_pair
 from draftlab.models.suffixes import Memory, Suffixes
 
@@ -25,7 +26,6 @@ def speculate_with_suffixes(
     joined: bool = False,
     sampling: Sampling = GREEDY,
     rng: np.random.Generator | None = None,
-    eos: Collection[int] = (),
     min_prob: float = 0.0,
 ) -> Generation:
     """``loop.speculate`` with blocks that suffix decoding drafts from the text and the ``memory``.
@@ -34,32 +34,24 @@ def speculate_with_suffixes(
     not ``SURE``, each as ``loop.speculate`` does. Otherwise the draft is never asked, and may be a ``LookupBackend``.
     """
     check_pair(target, draft)
-    blocks = list[Block]()
-    how = (target, draft, prompt, max_new_tokens, lambda: draft_len(blocks), sampling, rng, min_prob)
-    return generate((target, draft), AloneWithSuffixes(*how, memory, joined), max_new_tokens, eos, blocks)
+    blocks, text = list[Block](), start([target, draft], prompt, max_new_tokens)
+    how = (target, draft, text, lambda: draft_len(blocks), sampling, rng or np.random.default_rng(0), min_prob)
+    pair = AloneWithSuffixes(*how, memory=memory, joined=joined)
+    return generate((target, draft), pair, max_new_tokens, (), blocks)
 
 
+@dataclass(kw_only=True)
 class AloneWithSuffixes(Alone):
     """``loop.Alone`` with suffix decoding for some blocks, or for all."""
 
-    def __init__(
-        self,
-        target: LatencyBackend,
-        draft: LatencyBackend,
-        prompt: Sequence[int],
-        max_new_tokens: int,
-        draft_len: Callable[[], int],
-        sampling: Sampling,
-        rng: np.random.Generator | None,
-        min_prob: float,
-        memory: Memory,
-        joined: bool,
-    ) -> None:
-        super().__init__(target, draft, prompt, max_new_tokens, draft_len, sampling, rng, min_prob)
-        self.seen, self.joined = Suffixes(self.text, memory), joined
+    memory: Memory
+    joined: bool
+
+    def __post_init__(self) -> None:
+        self.seen = Suffixes(self.text, self.memory)
 
     def propose(self, left: Sequence[int]) -> tuple[list[int], list[Probs]]:
-        tokens, counts = self.seen.path(min(self.draft_len(), self.context - len(self.text)), self.min_prob)
+        tokens, counts = self.seen.path(min(self.draft_len(), self.room), self.min_prob)
         if self.joined and (not tokens or counts[0][0] < SURE * sum(counts[0])):
             return super().propose(left)
         self.calls, self.drafted = 0, len(tokens)

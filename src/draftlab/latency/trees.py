@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -45,7 +46,10 @@ def speculate_with_trees(
     ``UserError`` on another engine, or if a model has too few sequences (``sequences_for``).
     """
     check_pair(target, draft)
-    pair = AloneWithTrees(target, draft, prompt, max_new_tokens, tree, sampling, rng, rule or AtLeast(0.0), lookup)
+    if not (isinstance(target, LlamaCpp) and isinstance(draft, LlamaCpp)):
+        raise UserError("trees are drafted and read by models in llama.cpp", remedy="set backend to llama_cpp")
+    text, rng = start([target, draft], prompt, max_new_tokens), rng or np.random.default_rng(0)
+    pair = AloneWithTrees(target, draft, text, tree, sampling, rng, rule or AtLeast(0.0), lookup)
     return generate((target, draft), pair, max_new_tokens, eos, [])
 
 
@@ -105,37 +109,31 @@ class DraftedTree(NamedTuple):
     calls: int
 
 
+@dataclass
 class AloneWithTrees:
     """The pair of the loop (``engine.loop.DecodingPair``) for a single request. Between blocks the target has cached all but the last token."""
 
-    def __init__(
-        self,
-        target: LatencyBackend,
-        draft: LatencyBackend,
-        prompt: Sequence[int],
-        max_new_tokens: int,
-        tree: ConfidentTree,
-        sampling: Sampling,
-        rng: np.random.Generator | None,
-        rule: Rule,
-        lookup: LookedUp | None,
-    ) -> None:
-        if not (isinstance(target, LlamaCpp) and isinstance(draft, LlamaCpp)):
-            raise UserError("trees are drafted and read by models in llama.cpp", remedy="set backend to llama_cpp")
-        self.target, self.draft, self.tree, self.rule = target, draft, tree, rule
-        self.sampling, self.rng = sampling, rng or np.random.default_rng(0)
-        self.context = min(target.context_length, draft.context_length)
-        self.text = start([target, draft], prompt, max_new_tokens)
-        self.drafted = self.calls = 0
+    target: LlamaCpp
+    draft: LlamaCpp
+    text: list[int]
+    tree: ConfidentTree
+    sampling: Sampling
+    rng: np.random.Generator
+    rule: Rule
+    lookup: LookedUp | None
+    drafted: int = 0
+    calls: int = 0
+
+    def __post_init__(self) -> None:
         self.reading: Branches | None = None
-        self.lookup, self.seen = lookup, Ngrams(self.text if lookup else ())
-        if lookup:
-            lookup.in_a_row = 0
+        self.seen = Ngrams(self.text if self.lookup else ())
+        if self.lookup:
+            self.lookup.in_a_row = 0
 
     def propose(self, left: Sequence[int]) -> DraftedTree:
         """Look up what follows the text, or grow a tree below it with one call of the draft for each depth."""
         self.drafted = self.calls = 0
-        room = self.context - len(self.text)
+        room = min(self.target.context_length, self.draft.context_length) - len(self.text)
         if room < max(self.tree.nodes, self.tree.width * self.tree.depth):
             return DraftedTree([], [], [], 0)
         if self.lookup and (found := self.look_up(self.lookup)):
