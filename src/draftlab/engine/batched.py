@@ -90,18 +90,24 @@ class TreeReader:
         self.cache, self.unread = decoder.prefill(prompts, room)
 
     def read(self, tokens: Int64[Tensor, "batch drafts new"], tree: Tree) -> Float[Tensor, "batch drafts new+1 vocab"]:
-        """Read the unread token and the tree below it; return the logits along each sequence."""
-        self.begin, self.tree = self.cache.lengths, tree.merged(tokens)
-        nodes = torch.cat([self.unread[:, None], tokens.flatten(1).gather(1, self.tree.token_index)], -1)
-        logits = self.cache.decoder.project(self.cache.states(nodes, self.tree)).view(*nodes.shape, -1)
-        return logits[torch.arange(len(nodes), device=nodes.device)[:, None, None], self.tree.paths]
+        """Read the unread token and the ``tree`` below it, one for all requests or one for each; return the logits along each sequence."""
+        batch = len(tokens)
+        self.begin, self.paths = self.cache.lengths, tree.paths.expand(batch, -1, -1)
+        nodes = tokens.flatten(1).gather(1, tree.token_index.expand(batch, -1))
+        nodes = torch.cat([self.unread[:, None], nodes], -1)
+        states = self.cache.states(nodes, tree)
+        logits = self.cache.decoder.project(states).view(*nodes.shape, -1)
+        self.states = states.view(*nodes.shape, -1)
+        return logits[torch.arange(batch, device=nodes.device)[:, None, None], self.paths]
 
-    def settle(self, verification: Verification) -> None:
-        """Keep the accepted path of the tree; the new token stays unread."""
-        rows = torch.arange(len(verification.path), device=self.unread.device)
-        paths = self.tree.paths[rows, torch.tensor(verification.path, device=rows.device)]
-        self.cache.keep(self.begin, paths, verification.accepted)
-        self.unread = torch.tensor(verification.token, device=rows.device)
+    def settle(self, verification: Verification) -> Float[Tensor, "batch width"]:
+        """Keep the accepted path of the tree; the new token stays unread. Return the state from which the target chose it."""
+        device = self.unread.device
+        rows = torch.arange(len(verification.path), device=device)
+        nodes = self.paths[rows, torch.tensor(verification.path, device=device)]
+        self.cache.keep(self.begin, nodes, verification.accepted)
+        self.unread = torch.tensor(verification.token, device=device)
+        return self.states[rows, nodes[rows, torch.tensor(verification.accepted, device=device)]]
 
     def take(self, places: Sequence[int]) -> None:
         """Keep the requests at ``places``, in this order."""
@@ -156,7 +162,8 @@ class BatchedPair:
 
     def read(self, proposal: Proposal) -> Float[Tensor, "batch drafts positions vocab"]:
         if isinstance(self.reader, TreeReader):
-            return self.reader.read(proposal.tokens, proposal.tree or self.apart)
+            tree = proposal.tree or self.apart
+            return self.reader.read(proposal.tokens, tree.merged(proposal.tokens))
         return self.reader.read(proposal.tokens)
 
     def verify(self, proposal: Proposal, reading: Float[Tensor, "batch drafts positions vocab"]) -> Verification:

@@ -149,6 +149,7 @@ def speculate(
         texts = [prompts[request] for request in rows]
         pair: BatchedPair | MedusaPair | EaglePair
         if isinstance(on_target, Medusa):
+            assert isinstance(decoder, LlamaDecoder)
             pair = MedusaPair(on_target, decoder, texts, max_new_tokens, policy)
         elif isinstance(on_target, Eagle | Eagle3):
             if not isinstance(decoder, LlamaDecoder):
