@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from urllib3 import Retry
 
 from draftlab import plan
-from draftlab.core.sampling import Sampling
+from draftlab.core.sampling import Sampling, to_probs
 from draftlab.data.prompts import Prompt
 from draftlab.engine import answering, llama_cpp, server
 from draftlab.engine.recording import TargetPass, load_pass
@@ -178,6 +178,16 @@ def test_a_server_that_draws_tokens_which_it_does_not_name_is_refused_where_they
         with pytest.raises(UserError, match=r"temperature 1\.5 also draws tokens that it does not name"):
             asked(toys, folder, temperature=1.5)
         assert asked(toys, folder, temperature=1.5, top_k=4).sampling == Sampling(1.5, top_k=4)
+
+
+def test_a_server_names_all_tokens_that_are_drawn_from(folder: Path) -> None:
+    """With fewer, replay would draw the others of top-k from the whole vocabulary."""
+    with serve(toy(folder, dialect="vllm")) as toys:
+        found = asked(toys, folder, temperature=1.5, top_k=4 * KEEP)
+    prompts, written = zip(*[(answer.prompt_ids, answer.answer_ids) for answer in found.answers], strict=True)
+    exact = to_probs(load_model(folder / "target").answer_logits(prompts, written), found.sampling)
+    replayed = to_probs(found.target_logits(range(REQUESTS), to_sample=True), found.sampling)
+    torch.testing.assert_close(replayed, exact, atol=1e-3, rtol=0)
 
 
 def test_a_server_that_leaves_out_a_whole_answer_is_asked_for_its_tokens(folder: Path) -> None:

@@ -45,12 +45,12 @@ def answer(
     Finished batches are kept below ``parts``, so that the same command resumes after a kill.
     """
     tokenizer = load_tokenizer(target)
-    with _open(target, settings) as model:
+    with _open(target, settings, sampling) as model:
         limit = min(model.context_length, context or model.context_length)
         kept, rejected = fitting(prompts, requests, tokenizer, settings, limit)
         if isinstance(model, Server):
             model.check_tokenizer(tokenizer)
-            model.check_sampling(sampling)
+            model.check_sampling()
         if parts:
             parts = open_parts(
                 parts, f"{_identity(model, target, settings)} {tokenizer.eos_ids} {sampling} {seed} {kept}"
@@ -97,7 +97,7 @@ def _record_served(
 
     def answer_batch(batch: list[int]) -> Part:
         (number,) = batch
-        return server.answer(requests[number][1], tokenizer.eos_ids, sampling, seed + number)
+        return server.answer(requests[number][1], tokenizer.eos_ids, seed + number)
 
     with ThreadPoolExecutor(concurrency) as pool:
         return collect(
@@ -113,7 +113,7 @@ def _record_served(
 
 
 @contextlib.contextmanager
-def _open(target: Path, settings: Answering) -> Iterator[Decodable | Server]:
+def _open(target: Path, settings: Answering, sampling: Sampling) -> Iterator[Decodable | Server]:
     match settings.engine:
         case "transformers":
             yield load_model(target, settings.dtype, settings.device)
@@ -123,7 +123,7 @@ def _open(target: Path, settings: Answering) -> Iterator[Decodable | Server]:
             with open_gguf(target, settings) as model:
                 yield model
         case "openai":
-            yield Server(target, settings)
+            yield Server(target, settings, sampling)
 
 
 def save(recorded: TargetPass, rejected: Sequence[Rejection], out: Path) -> None:

@@ -49,14 +49,14 @@ Step = tuple[int, dict[int, float]]
 class Server:
     """One model on one server. ``description``: model, server and version as the server reports them."""
 
-    def __init__(self, target: Path, settings: Answering) -> None:
-        self._settings, self._url = settings, settings.url.rstrip("/")
+    def __init__(self, target: Path, settings: Answering, sampling: Sampling) -> None:
+        self._settings, self._sampling, self._url = settings, sampling, settings.url.rstrip("/")
         self._key = os.environ.get(API_KEY, "")
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         self._pool = PoolManager(maxsize=settings.batch, retries=RETRIES, timeout=TIMEOUT, headers=headers)
         config = read_sizes(target)
         self.vocab_size = int(config["vocab_size"])
-        self._keep = min(settings.keep, self.vocab_size - 1)
+        self._keep = min(max(settings.keep, sampling.top_k or 0), self.vocab_size - 1)  # as ``recording.record``
         served = self._choose(self._ask("/models").get("data", []), settings.served)
         self._name = str(served.get("id"))
         of_llama_cpp, of_vllm = (self._ask(path, of_api=False, must=False) for path in ("/props", "/version"))
@@ -125,31 +125,32 @@ class Server:
                 what, file=self._url, remedy="serve the model in that folder, or give the folder of the served model"
             )
 
-    def check_sampling(self, sampling: Sampling) -> None:
-        """``UserError`` if the tokens that the server does not name may weigh more at this temperature than can be known."""
-        if sampling.temperature > 1 and not sampling.top_k:
-            what = f"temperature {sampling.temperature:g} also draws tokens that it does not name, and their probabilities are not known"
-            raise UserError(what, file=self._url, remedy="set top_k to at most answers.keep, or use another engine")
+    def check_sampling(self) -> None:
+        """``UserError`` if the tokens that the server does not name may weigh more at the temperature than can be known."""
+        if self._sampling.temperature > 1 and not self._sampling.top_k:
+            what = f"temperature {self._sampling.temperature:g} also draws tokens that it does not name, and their probabilities are not known"
+            raise UserError(what, file=self._url, remedy="set top_k, or use another engine")
 
-    def answer(self, prompt: Sequence[int], ends: Collection[int], sampling: Sampling, seed: int) -> dict[str, Tensor]:
+    def answer(self, prompt: Sequence[int], ends: Collection[int], seed: int) -> dict[str, Tensor]:
         """One answer as a ``recording.Part``."""
         steps: list[Step] = []
         while len(steps) < self._settings.max_new_tokens and not (steps and steps[-1][0] in ends):
             text = [*prompt, *(token for token, _ in steps)]
-            new, is_cut = self._steps(text, self._settings.max_new_tokens - len(steps), ends, sampling, seed)
+            new, is_cut = self._steps(text, self._settings.max_new_tokens - len(steps), ends, seed)
             steps += new
             if not is_cut:
                 break
             if not (steps and steps[-1][0] in ends):
                 text += [token for token, _ in new]
-                steps.append(self._omitted_step(text, ends, sampling, seed))
+                steps.append(self._omitted_step(text, ends, seed))
         last = next((at for at, (token, _) in enumerate(steps) if token in ends), len(steps))
         return self._compact(steps[: last + 1])
 
     def _steps(
-        self, prompt: Sequence[int], room: int, ends: Collection[int], sampling: Sampling, seed: int, **more: Any
+        self, prompt: Sequence[int], room: int, ends: Collection[int], seed: int, **more: Any
     ) -> tuple[list[Step], bool]:
         """At most ``room`` steps after ``prompt``, up to the first that the server omitted; and whether it omitted any."""
+        sampling = self._sampling
         request = {
             "model": self._name,
             "prompt": list(prompt),
@@ -190,15 +191,15 @@ class Server:
             raise UserError("an answer without any token", file=self._url, remedy="check the server's log")
         return steps, is_cut
 
-    def _omitted_step(self, prompt: Sequence[int], ends: Collection[int], sampling: Sampling, seed: int) -> Step:
+    def _omitted_step(self, prompt: Sequence[int], ends: Collection[int], seed: int) -> Step:
         """The greedy step after ``prompt`` that llama.cpp's server omitted, because its token ends within a character.
 
         Another token is forced in its place; the reply then has the distribution before the forced token.
         """
-        if sampling.temperature:
+        if self._sampling.temperature:
             what = "llama.cpp's server leaves out sampled tokens that end within a character"
             raise UserError(what, file=self._url, remedy="use engine llama_cpp or transformers for sampled answers")
-        steps, _ = self._steps(prompt, 1, ends, sampling, seed, logit_bias={str(min(ends)): 1000.0})
+        steps, _ = self._steps(prompt, 1, ends, seed, logit_bias={str(min(ends)): 1000.0})
         if not steps:
             what = "its reply has no log-probabilities"
             raise UserError(what, file=self._url, remedy="serve the target alone, without a draft")
