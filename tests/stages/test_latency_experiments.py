@@ -862,6 +862,14 @@ def test_training_needs_a_core_of_its_own(models: dict[str, Path], monkeypatch: 
         latency_interference.run(settings, TargetAndDraft(**models), BENCH)
 
 
+def test_a_training_process_that_is_killed_ends_the_measurement(models: dict[str, Path]) -> None:
+    """Otherwise the rest would be measured beside no training."""
+    with training(models["draft"], 1, 4) as trainer:
+        trainer.process.kill()
+        with pytest.raises(UserError, match="failed: it ended with -9"):
+            trainer.steps_during(trainer.process.wait)
+
+
 @pytest.mark.slow
 def test_the_training_process_ends_with_the_block(models: dict[str, Path]) -> None:
     with training(models["draft"], 1, 4) as trainer:

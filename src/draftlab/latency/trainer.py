@@ -27,6 +27,7 @@ PATIENCE = 120
 class Trainer:
     """A process that updates a copy of a draft again and again, and counts its updates."""
 
+    draft: Path
     process: subprocess.Popen[bytes]
     counter: np.ndarray
 
@@ -39,10 +40,20 @@ class Trainer:
         self.process.send_signal(signal.SIGCONT if running else signal.SIGSTOP)
 
     def steps_during(self, work: Callable[[], None]) -> dict[str, float]:
-        """The number of updates made while ``work`` runs, and how long it runs."""
+        """The number of updates made while ``work`` runs, and how long it runs; ``UserError`` if the process has ended meanwhile."""
         begun, steps = time.perf_counter(), self.steps
         work()
-        return {"training_steps": self.steps - steps, "wall_seconds": time.perf_counter() - begun}
+        found = {"training_steps": self.steps - steps, "wall_seconds": time.perf_counter() - begun}
+        self.check()
+        return found
+
+    def check(self) -> None:
+        """``UserError`` if the process has ended, such as for lack of memory."""
+        if self.process.poll() is not None:
+            _, output = self.process.communicate()
+            error = (output.decode().strip().splitlines() or [f"it ended with {self.process.returncode}"])[-1]
+            what = f"the training process failed: {error}"
+            raise UserError(what, file=self.draft, remedy="check the draft, and whether the memory is enough")
 
 
 @contextlib.contextmanager
@@ -55,14 +66,14 @@ def training(draft: Path, batch: int, tokens: int, core: int | None = None) -> I
         command = [sys.executable, "-m", __name__, *(f"--{name}={value}" for name, value in options.items())]
         process = subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE)
         try:
-            deadline = time.monotonic() + PATIENCE
-            while counter[0] == 0:
-                if process.poll() is not None or time.monotonic() > deadline:
-                    process.kill()
-                    error = (process.communicate()[1].decode().strip().splitlines() or ["no message"])[-1]
-                    raise UserError(f"the training process failed: {error}", file=draft, remedy="check the draft")
+            trainer, deadline = Trainer(draft, process, counter), time.monotonic() + PATIENCE
+            while trainer.steps == 0:
+                trainer.check()
+                if time.monotonic() > deadline:
+                    what = f"no update of the draft in {PATIENCE} s"
+                    raise UserError(what, file=draft, remedy="use a smaller draft or update_batch")
                 time.sleep(0.05)
-            yield Trainer(process, counter)
+            yield trainer
         finally:
             process.kill()
             process.wait()
