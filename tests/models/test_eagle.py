@@ -83,7 +83,7 @@ def test_each_prediction_reads_the_targets_states_and_then_its_own():
             for place in range(3, len(text)):
                 given = place - depth  # the last token with a state of the target before it
                 before = [torch.zeros(16), *whole[0, :given]]
-                cache, _ = model.drafter().begin([text], 8)
+                cache, _ = model.draft.decoder().begin([text], 8)
                 for number in range(place):
                     token = torch.tensor([[text[number]]])
                     weight = model.from_own if number > given else model.from_target
@@ -93,7 +93,7 @@ def test_each_prediction_reads_the_targets_states_and_then_its_own():
                     state = rms_norm(raw, (12,), model.draft.norm, 1e-5)
                     if number >= given:
                         before.append(state[0])
-                wanted = model.drafter().project(state)[0]
+                wanted = model.draft.decoder().project(state)[0]
                 torch.testing.assert_close(found[depth - 1, place - 3], wanted, atol=1e-4, rtol=1e-4)
 
 

@@ -38,7 +38,7 @@ class EaglePair:
     ) -> None:
         self.draft, self.draft_len, self.policy = draft, draft_len, policy
         room, read = max_new_tokens + draft_len, [len(prompt) - 1 for prompt in prompts]
-        self.drafter = draft.drafter()
+        self.drafter = draft.draft.decoder()
         self.cache, tokens = decoder.begin(prompts, room)
         self.cache.takes = draft.layers
         self.draft_cache, _ = self.drafter.begin(prompts, room + draft_len)

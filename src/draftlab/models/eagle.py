@@ -27,7 +27,7 @@ from draftlab.models import LanguageModel, TokenIds
 from draftlab.models.batching import pad_requests
 from draftlab.models.eagle3 import Eagle3, Eagle3Head
 from draftlab.models.llama import Llama
-from draftlab.models.llama_decoder import LlamaCache, LlamaDecoder
+from draftlab.models.llama_decoder import LlamaCache
 from draftlab.models.on_target import OnTarget, as_llama
 from draftlab.models.parallel_draft import ParallelDraft, masked, new_mask
 from draftlab.models.places import ByPlace, checked_depth, logits_by_place
@@ -83,10 +83,6 @@ class Eagle(ByPlace, OnTarget[Llama]):
     def of_target(self, cache: LlamaCache, states: Float[Tensor, "rows width"]) -> Float[Tensor, "rows width"]:
         """What it reads of the target: the ``states`` that this projects on the vocabulary."""
         return states
-
-    def drafter(self) -> LlamaDecoder:
-        """The draft, laid out for decoding; ``decoder`` is the target's."""
-        return self.draft.decoder()
 
 
 def of_blocks(draft: LanguageModel, target: LanguageModel | None, depth: int, *, parallel: bool) -> LanguageModel:

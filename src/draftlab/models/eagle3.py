@@ -36,13 +36,13 @@ from draftlab.models.batching import pad_requests
 from draftlab.models.config import HEAD_ALONE, LAYER_IDS, ONLY_DISTIL, hides_layers, read_config
 from draftlab.models.eagle3_files import MASK_STATE, Form, from_released, no_mask, read_form, to_released
 from draftlab.models.llama import Llama, llama_config
-from draftlab.models.llama_decoder import LlamaCache, LlamaDecoder
+from draftlab.models.llama_decoder import LlamaCache
 from draftlab.models.llama_files import from_hub
 from draftlab.models.on_target import OnTarget, ReadableTarget, as_readable
 from draftlab.models.parallel_draft import masked
 from draftlab.models.places import ByPlace, checked_depth, logits_by_place
 from draftlab.models.products import linear
-from draftlab.models.weights import read_weights, write_model
+from draftlab.models.weights import fitting, read_weights, write_model
 
 
 class Fusion(nn.Module):
@@ -179,10 +179,6 @@ class Eagle3(ByPlace, OnTarget[ReadableTarget]):
         later = from_own if (mask := self.mask) is None else masked(mask)
         return logits_by_place(self.draft, first, later, self.depth, chosen)
 
-    def drafter(self) -> LlamaDecoder:
-        """The head, laid out for decoding; ``decoder`` is the target's."""
-        return self.draft.decoder()
-
     def of_target(self, cache: LlamaCache, states: Float[Tensor, "rows width"]) -> Float[Tensor, "rows states"]:
         """What it reads of the target: the states at the tokens that the ``cache`` read last."""
         return torch.cat(cache.taken, -1)
@@ -205,7 +201,7 @@ def check_prompts(prompts: TokenIds) -> None:
 def load(folder: Path | str, dtype: torch.dtype = torch.float32, device: torch.device | None = None) -> Eagle3Head:
     """Read a head; a ``UserError`` names what is missing, or by what it departs from every known form."""
     folder = Path(folder)
-    fields, remedy = read_config(folder), "fetch the head again"
+    fields = read_config(folder)
     form = read_form(fields, folder)
     tensors = read_weights(folder, device or torch.device("cpu"))
     if form.mask is None and MASK_STATE in tensors:
@@ -215,21 +211,15 @@ def load(folder: Path | str, dtype: torch.dtype = torch.float32, device: torch.d
     config = llama_config(plain | {"tie_word_embeddings": False})
     config = replace(config, on_states=True, norm_before_residual=form.norm_before_residual)
     draft = Llama(config, torch.device("meta"))
-    try:
+    with fitting(folder):
         with torch.device("meta"):
             fusion = Fusion(form, tensors["fc.weight"].shape[-1], config.hidden_size, config.rms_norm_eps)
         mask_state = None if form.mask is None else tensors.pop(MASK_STATE).to(dtype)
         fusion.load_state_dict({name: tensors.pop(name).to(dtype) for name in fusion.state_dict()}, assign=True)
         state = from_hub(config, from_released(tensors, config))
-        draft.load_state_dict(
-            {name: each if name == "kept" else each.to(dtype) for name, each in state.items()}, assign=True
-        )
-    except KeyError as error:
-        raise UserError(f"no weight {error}", file=folder, remedy=remedy) from None
-    except RuntimeError as error:
-        what = f"weights that do not fit config.json: {str(error).splitlines()[-1].strip()}"
-        raise UserError(what, file=folder, remedy=remedy) from None
+        typed = {name: each if name == "kept" else each.to(dtype) for name, each in state.items()}
+        draft.load_state_dict(typed, assign=True)
     if mask_state is not None and mask_state.numel() != fusion.fc.in_features:
         what = f"{MASK_STATE} has {mask_state.numel()} numbers, and the states {fusion.fc.in_features}"
-        raise UserError(what, file=folder, remedy=remedy)
+        raise UserError(what, file=folder, remedy="fetch the head again")
     return Eagle3Head(draft, fusion, mask_state, form, read_object(folder / "config.json"), folder)

@@ -37,7 +37,7 @@ from draftlab.models.llama_decoder import LlamaDecoder
 from draftlab.models.llama_files import from_hub, has_another_head, to_hub
 from draftlab.models.products import causal_attention, linear
 from draftlab.models.rotary import rotate, rotation_table
-from draftlab.models.weights import read_weights, write_model
+from draftlab.models.weights import fitting, read_weights, write_model
 
 
 @dataclass(frozen=True)
@@ -277,17 +277,10 @@ def load(folder: Path | str, dtype: torch.dtype = torch.float32, device: torch.d
     tensors = read_weights(folder, device or torch.device("cpu"))
     if config.tie_word_embeddings and has_another_head(tensors):
         raise another_head(folder)
-    try:
+    with fitting(folder):
         state = from_hub(config, tensors)
         kept = {"kept": state.pop("kept")} if config.head_tokens else {}
         for name in state:
             state[name] = state[name].to(dtype)
         model.load_state_dict(state | kept, assign=True)
-    except KeyError as error:
-        raise UserError(f"no weight {error}", file=folder, remedy="fetch or make the model again") from None
-    except RuntimeError as error:
-        what = str(error).splitlines()[-1].strip()
-        raise UserError(
-            f"weights that do not fit config.json: {what}", file=folder, remedy="fetch the model again"
-        ) from None
     return model.requires_grad_(True)

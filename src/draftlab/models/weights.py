@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,18 @@ def read_weights(folder: Path, device: torch.device) -> dict[str, Tensor]:
         except (SafetensorError, OSError) as error:
             raise UserError(f"damaged weights: {error}", file=file, remedy="fetch or make the model again") from None
     return tensors
+
+
+@contextlib.contextmanager
+def fitting(folder: Path) -> Iterator[None]:
+    """Turn the errors of a model that takes its weights from ``folder`` into a ``UserError`` that names what is missing or does not fit."""
+    try:
+        yield
+    except KeyError as error:
+        raise UserError(f"no weight {error}", file=folder, remedy="fetch or make the model again") from None
+    except RuntimeError as error:  # of load_state_dict; its last line names a tensor
+        what = f"weights that do not fit config.json: {str(error).splitlines()[-1].strip()}"
+        raise UserError(what, file=folder, remedy="fetch or make the model again") from None
 
 
 def write_model(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
