@@ -273,10 +273,11 @@ def agree_along(
 
     **Returns:** an `Agreement` over these requests, in their order.
     """
-    count = len(target_pass.answers)
-    chosen = list(range(count) if requests is None else requests)
-    if outside := [number for number in chosen if not 0 <= number < count]:
-        raise UserError(f"no request {outside[0]}", remedy=f"the pass has {count}: give numbers from 0 to {count - 1}")
+    known = range(len(target_pass.answers))
+    chosen = known if requests is None else requests
+    if outside := [number for number in chosen if number not in known]:
+        remedy = f"the pass has {len(known)}: give numbers from 0 to {len(known) - 1}"
+        raise UserError(f"no request {outside[0]}", remedy=remedy)
     if draft.vocab_size != target_pass.vocab_size:
         raise UserError(
             f"the draft has {draft.vocab_size} tokens, but the recorded target has {target_pass.vocab_size}",
@@ -284,31 +285,38 @@ def agree_along(
         )
     if isinstance(draft, Medusa) and target_pass.sampling.temperature:
         raise UserError("heads cannot be replayed along sampled answers", remedy="use greedy answers, or decode live")
-    answers = [target_pass.answers[number] for number in chosen]
-    order = sorted(range(len(chosen)), key=lambda p: len(answers[p].prompt_ids) + len(answers[p].answer_ids))
+    recorded, count = target_pass.take(chosen), len(chosen)
+    sizes = [len(answer.prompt_ids) + len(answer.answer_ids) for answer in recorded.answers]
+    order = sorted(range(count), key=sizes.__getitem__)
     parts: dict[int, np.ndarray] = {}
-    for start in range(0, len(order), batch_size):
+    for start in range(0, count, batch_size):
         batch = order[start : start + batch_size]
-        with torch.inference_mode():
-            logits = draft.answer_logits([answers[p].prompt_ids for p in batch], [answers[p].answer_ids for p in batch])
-        tokens = torch.tensor([token for p in batch for token in answers[p].answer_ids], device=logits.device)
-        greedy = target_pass.sampling.temperature == 0
-        requested = [chosen[p] for p in batch]
-        distribution = logits if greedy else target_pass.target_logits(requested, logits.device, to_sample=True)
-        lengths = [len(answers[p].answer_ids) for p in batch]
-        if isinstance(draft, Medusa):
-            agree = tree_agreement(logits, tokens, lengths, draft.tree)
-            values = np.stack([agree.ratio, agree.overlap, agree.overlap_repo])
-        else:
-            by_depth = logits if logits.ndim > 2 else logits[None]
-            each = [
-                agreement(one, distribution, tokens, lengths, target_pass.sampling, draft_sampling) for one in by_depth
-            ]
-            values = np.stack([[a.ratio, a.overlap, a.overlap_repo] for a in each], -1)
-            values = values if logits.ndim > 2 else values[..., 0]
-        parts |= dict(zip(batch, np.split(values, np.cumsum(lengths)[:-1], axis=1), strict=True))
-    joined = np.concatenate([parts[p] for p in range(len(chosen))] or [np.zeros((3, 0))], axis=1)
-    return Agreement([len(answer.answer_ids) for answer in answers], *joined)
+        agree = _agree_with(draft, recorded.take(batch), draft_sampling)
+        values = np.stack([agree.ratio, agree.overlap, agree.overlap_repo])
+        parts |= dict(zip(batch, np.split(values, np.cumsum(agree.lengths)[:-1], axis=1), strict=True))
+    joined = np.concatenate([parts[number] for number in range(count)] or [np.zeros((3, 0))], axis=1)
+    return Agreement(recorded.lengths, *joined)
+
+
+def _agree_with(draft: LanguageModel, recorded: TargetPass, draft_sampling: Sampling | None) -> Agreement:
+    """Agreement of a draft with all answers of a pass, by one forward pass of the draft."""
+    prompts, answers = zip(*((answer.prompt_ids, answer.answer_ids) for answer in recorded.answers), strict=True)
+    with torch.inference_mode():
+        logits = draft.answer_logits(prompts, answers)
+    tokens = torch.tensor([token for answer in answers for token in answer], device=logits.device)
+    if isinstance(draft, Medusa):
+        return tree_agreement(logits, tokens, recorded.lengths, draft.tree)
+    target_logits = logits  # greedy answers need none
+    if recorded.sampling.temperature:
+        target_logits = recorded.target_logits(range(len(answers)), logits.device, to_sample=True)
+    by_depth = [
+        agreement(one, target_logits, tokens, recorded.lengths, recorded.sampling, draft_sampling)
+        for one in (logits if logits.ndim > 2 else [logits])
+    ]
+    if logits.ndim == 2:
+        return by_depth[0]
+    columns = [np.stack([getattr(one, name) for one in by_depth], -1) for name in ("ratio", "overlap", "overlap_repo")]
+    return Agreement(recorded.lengths, *columns)
 
 
 def replay(
