@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -217,14 +218,18 @@ def record(
         batches.reverse()
 
     def answer_batch(batch: list[int]) -> Part:
-        log_probs = torch.empty(len(batch), max_new_tokens, kept + is_part, dtype=torch.float16)
-        ids = torch.empty(len(batch), max_new_tokens, kept * is_part, dtype=torch.int32)
-        others = torch.empty(len(batch), max_new_tokens)
+        def room(columns: int, dtype: torch.dtype) -> Tensor:
+            return torch.empty(len(batch), max_new_tokens, columns, dtype=dtype)
+
+        stored = {"log_probs": room(kept + is_part, torch.float16), "ids": room(kept * is_part, torch.int32)}
+        if has_others:
+            stored["others"] = torch.empty(len(batch), max_new_tokens)
 
         def store(rows: list[int], position: int, logits: Tensor, tokens: Tensor) -> None:
-            log_probs[rows, position], ids[rows, position] = compact_distribution(logits, tokens, kept)
+            log_probs, ids = compact_distribution(logits, tokens, kept)
+            stored["log_probs"][rows, position], stored["ids"][rows, position] = log_probs, ids
             if has_others:
-                others[rows, position] = weight_of_others(logits, ids[rows, position], sampling.temperature)
+                stored["others"][rows, position] = weight_of_others(logits, ids, sampling.temperature)
 
         answers = generate(
             target,
@@ -235,12 +240,10 @@ def record(
             generator=generator,
             observe=store,
         )
-        part = {
-            "lengths": torch.tensor([len(answer) for answer in answers]),
-            "tokens": torch.tensor([token for answer in answers for token in answer]),
-        }
-        for name, values in {"log_probs": log_probs, "ids": ids, **({"others": others} if has_others else {})}.items():
-            part[name] = torch.cat([row[: len(answer)] for row, answer in zip(values, answers, strict=True)])
+        lengths = [len(answer) for answer in answers]
+        part = {"lengths": torch.tensor(lengths), "tokens": torch.tensor(list(itertools.chain.from_iterable(answers)))}
+        for name, values in stored.items():
+            part[name] = torch.cat([row[:length] for row, length in zip(values, lengths, strict=True)])
         return part if generator is None else part | {"generator": generator.get_state()}
 
     return collect(
@@ -289,31 +292,25 @@ def collect(
                 save_file(part, temporary)
         return part
 
-    by_request: dict[int, tuple[list[int], *tuple[Tensor, ...]]] = {}
+    by_request: dict[int, dict[str, Tensor]] = {}
     forwards = 0
     finished = zip(batches, map_batches(finish, range(len(batches))), strict=True)
     for batch, part in progress(finished, "batches answered", total=len(batches)):
         lengths = part["lengths"].tolist()
         forwards += max(lengths)
-        names = [name for name in ("tokens", "log_probs", "ids", "others") if name in part]
-        columns = (torch.split(part[name], lengths) for name in names)
-        for number, tokens, *distributions in zip(batch, *columns, strict=True):
-            by_request[number] = (tokens.tolist(), *distributions)
+        names = part.keys() - {"lengths", "generator"}
+        columns = {name: torch.split(part[name], lengths) for name in names}
+        for place, number in enumerate(batch):
+            by_request[number] = {name: of_requests[place] for name, of_requests in columns.items()}
     rows = [by_request[number] for number in range(len(requests))]
-    answers = [
-        Answer(name, list(prompt), answer, answer[-1] in eos_ids)
-        for (name, prompt), (answer, *_) in zip(requests, rows, strict=True)
-    ]
-    log_probs, ids, *others = (torch.cat(column) for column in list(zip(*rows, strict=True))[1:])
-    return TargetPass(
-        answers,
-        sampling,
-        vocab_size,
-        log_probs,
-        ids if ids.shape[1] else None,
-        forwards,
-        others=others[0] if others else None,
-    )
+    answers = []
+    for (name, prompt), row in zip(requests, rows, strict=True):
+        tokens = row.pop("tokens").tolist()
+        answers.append(Answer(name, list(prompt), tokens, tokens[-1] in eos_ids))
+    tensors = {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
+    ids = tensors["ids"] if tensors["ids"].shape[1] else None
+    others = tensors.get("others")
+    return TargetPass(answers, sampling, vocab_size, tensors["log_probs"], ids, forwards, others=others)
 
 
 def _batches(order: Sequence[int], lengths: Sequence[int], size: int, tokens: int) -> Iterator[list[int]]:
