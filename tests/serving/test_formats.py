@@ -8,7 +8,6 @@ import json
 import math
 import shlex
 from collections.abc import Sequence
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import numpy as np
@@ -20,10 +19,9 @@ from draftlab.errors import UserError
 from draftlab.files.json_files import write_json
 from draftlab.serving import emit, engines, monitor, records
 from draftlab.serving.acceptance import from_alpha, from_histograms
+from draftlab.serving.counts import SpeculationCounts
 from draftlab.serving.engines import Deployment
 from draftlab.serving.monitor import Bounds, Promise
-from draftlab.serving.records import SpeculationCounts
-from rehearsal.hub import listening
 
 RANGES = [(1, 4, 4), (5, 64, 3), (65, 128, 1), (129, 512, 0)]
 WANTED = Deployment("T.gguf", "D.gguf", 4, RANGES, acceptance=from_alpha(0.5), requests=40, traffic="chat")
@@ -479,65 +477,6 @@ def test_rows_that_say_nothing_are_none(row: object) -> None:
     assert records.read_one(row) is None
 
 
-PROMETHEUS = """# HELP vllm:spec_decode_num_drafts_total Number of spec decoding drafts.
-# TYPE vllm:spec_decode_num_drafts_total counter
-vllm:spec_decode_num_drafts_total{engine="0",model_name="m"} 600.0
-vllm:spec_decode_num_drafts_total{engine="1",model_name="m"} 400.0
-# TYPE vllm:spec_decode_num_draft_tokens_total counter
-vllm:spec_decode_num_draft_tokens_total{engine="0",model_name="m"} 2000.0
-# TYPE vllm:spec_decode_num_accepted_tokens_total counter
-vllm:spec_decode_num_accepted_tokens_total{engine="0",model_name="m"} 900.0
-# TYPE vllm:spec_decode_num_accepted_tokens_per_pos_total counter
-vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="0"} 600.0
-vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="1"} 100.0
-vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="1",position="1"} 200.0
-"""
-
-
-def test_prometheus_text_is_summed_over_engines() -> None:
-    seen = next(records.from_prometheus(PROMETHEUS, "m"))
-    assert (seen.drafts, seen.drafted, seen.accepted) == (1000, 2000, 900)
-    assert seen.histogram == (400, 300, 300)
-    cpp = next(records.from_prometheus(PROMETHEUS.replace("vllm:", "llamacpp:"), "m"))
-    assert (cpp.engine, cpp.accepted) == ("llama.cpp", 900)
-
-
-def test_sglangs_counters_are_summed_and_its_gauges_are_not_read() -> None:
-    """Two ranks: 1950 tokens, of which 50 come from prompts and 1000 are the target's own."""
-    gauges = "".join(f'sglang:spec_accept_length{{dp_rank="{rank}"}} 3.1\n' for rank in "01")
-    calls = "".join(f'sglang:spec_verify_calls_total{{dp_rank="{rank}"}} 500\n' for rank in "01")
-    text = f"{gauges}{calls}sglang:generation_tokens_total 1950\nsglang:num_requests_total 50\n"
-    found = next(records.from_prometheus(text, "m"))
-    assert (found.engine, found.drafts, found.accepted, found.requests) == ("sglang", 1000, 900, 50)
-    assert np.isnan(found.drafted)
-    before = SpeculationCounts("sglang", 400, float("nan"), 700, 20)
-    assert monitor.difference(before, found, "m").accepted == 200
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("", "no counters"),
-        ("vllm:x{", "not Prometheus"),
-        ("a 1\n", "no counters"),
-        ('vllm:spec_decode_num_accepted_tokens_per_pos_total{position="x"} 1\n', "not Prometheus"),
-        (
-            "sglang:spec_verify_calls_total 9\nsglang:spec_accept_length 2\n",
-            "sglang:generation_tokens_total, sglang:num",
-        ),
-    ],
-)
-def test_text_without_counters_is_refused(text: str, says: str) -> None:
-    with pytest.raises(UserError, match=says):
-        next(records.from_prometheus(text, "m"))
-
-
-def test_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "m").write_bytes(b"# \xff\n")
-    with pytest.raises(UserError, match="no counters"):
-        next(records.read(tmp_path / "m"))
-
-
 @pytest.mark.parametrize("name", ["bench.json", "BENCH.JSON"])
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
 def test_results_that_were_appended_to_a_file_are_all_read(name: str, encoding: str, tmp_path: Path) -> None:
@@ -737,31 +676,6 @@ def test_a_window_is_of_the_last_hundred_requests() -> None:
     assert found.text.endswith("(requests 101 to 200 of 200)")
 
 
-def test_what_was_counted_between_two_moments() -> None:
-    before = SpeculationCounts("vllm", 10, 40, 20, 5, (2, 3, 1, 1, 3))
-    after = SpeculationCounts("vllm", 30, 120, 70, 12, (6, 7, 4, 4, 9))
-    assert monitor.difference(before, after, "url") == SpeculationCounts("vllm", 20, 80, 50, 7, (4, 4, 3, 3, 6))
-    longer = dataclasses.replace(after, histogram=(6, 7, 4, 4, 8, 1))
-    assert monitor.difference(before, longer, "url").histogram is None
-
-
-@pytest.mark.parametrize("fallen", [{"drafts": 9.0}, {"drafted": 39.0}, {"accepted": 19.0}, {"requests": 4.0}])
-def test_a_server_that_was_restarted_is_known_by_any_counter_that_fell(fallen: dict[str, float]) -> None:
-    before = SpeculationCounts("vllm", 10, 40, 20, 5)
-    after = dataclasses.replace(SpeculationCounts("vllm", 30, 120, 70, 12), **fallen)
-    with pytest.raises(UserError, match="the server was restarted"):
-        monitor.difference(before, after, "url")
-    unknown = dataclasses.replace(before, drafted=math.nan, requests=math.nan)
-    assert monitor.difference(unknown, dataclasses.replace(unknown, drafts=30), "url").drafts == 20
-
-
-def test_sglangs_accepted_tokens_follow_from_counters_and_never_fall_below_0() -> None:
-    before, after = (
-        SpeculationCounts("sglang", drafts, math.nan, accepted, 5) for drafts, accepted in ((10, 3), (30, 1))
-    )
-    assert monitor.difference(before, after, "url").accepted == 0
-
-
 def test_a_few_rows_of_many_requests_each_are_known() -> None:
     runs = [SpeculationCounts("vllm", 10_000, 40_000, accepted, requests=500) for accepted in (19_900, 19_800)]
     found = judge(runs)
@@ -848,32 +762,6 @@ def test_a_promise_is_read_at_the_top_or_inside(encoding: str, tmp_path: Path) -
     for value in (inside, {"monitor": inside}):
         (tmp_path / "v.json").write_text(json.dumps(value), encoding=encoding)
         assert monitor.read_promise(tmp_path / "v.json") == PROMISE
-
-
-def test_a_server_is_asked_twice_and_the_difference_is_judged() -> None:
-    answers = [
-        PROMETHEUS,
-        PROMETHEUS.replace("600.0", "1600.0").replace("2000.0", "4000.0").replace(" 900.0", " 2700.0"),
-    ]
-
-    class Answer(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(answers.pop(0).encode())
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with listening(Answer) as address:
-        seen = next(monitor.watch(f"{address}/metrics", 0.01))
-    assert seen is not None
-    assert (seen.drafts, seen.drafted, seen.accepted) == (1000, 2000, 1800)
-    with pytest.raises(UserError, match="restarted"):
-        monitor.difference(SpeculationCounts("v", 9, 9, 9), SpeculationCounts("v", 3, 3, 3), "m")
-    for url in ("http://127.0.0.1:9/metrics", "http://localhost:abc/metrics", "http://local host/metrics"):
-        with pytest.raises(UserError, match="no answer"):
-            next(monitor.watch(url, 0))
 
 
 def test_a_file_without_records_is_refused(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from draftlab.core.stats import ENOUGH
 from draftlab.errors import UserError
 from draftlab.files.json_files import read_object
-from draftlab.serving import records
-from draftlab.serving.records import SpeculationCounts
+from draftlab.serving import prometheus, records
+from draftlab.serving.counts import SpeculationCounts
 from draftlab.serving.verdict_format import SEARCHES, Range
 
 WINDOW = 100
@@ -221,8 +221,10 @@ def _check_draft_len(everything: Sums, promise: Promise) -> None:
         )
 
 
-def watch(source: str, seconds: float) -> Iterator[SpeculationCounts | None]:
+def watch(source: str, seconds: float, model: str = "") -> Iterator[SpeculationCounts | None]:
     """The records of a file, or of a server's /metrics: since its start, or over ``seconds`` from now.
+
+    Of a page with the counters of several models, those of ``model``.
 
     **Raises:** ``UserError`` for a file without any record of speculation.
     """
@@ -230,38 +232,20 @@ def watch(source: str, seconds: float) -> Iterator[SpeculationCounts | None]:
         if seconds:
             raise UserError("--over is for a server's /metrics", remedy="leave it out for a file")
         found = False
-        for counts in records.read(Path(source)):
+        for counts in records.read(Path(source), model):
             found = found or counts is not None
             yield counts
         if not found:
             remedy = "give the records of an engine that drafts (docs/serving.md)"
             raise UserError("no record of speculation in it", file=source, remedy=remedy)
         return
-    first = next(records.from_prometheus(_fetch(source), source))
-    if not seconds:
-        yield first
-        return
-    time.sleep(seconds)
-    yield difference(first, next(records.from_prometheus(_fetch(source), source)), source)
-
-
-def difference(before: SpeculationCounts, after: SpeculationCounts, source: str) -> SpeculationCounts:
-    """What was counted between two moments; a counter that fell means that the server was restarted."""
-    counters = ["drafts", "drafted", "requests"]
-    counters += [] if after.engine == "sglang" else ["accepted"]  # SGLang's is a difference of counters, which may fall
-    if any(getattr(after, name) < getattr(before, name) for name in counters):  # NaN never is
-        raise UserError("the counters fell: the server was restarted", file=source, remedy="run again")
-    histogram = None
-    if before.histogram is not None and after.histogram is not None and len(before.histogram) == len(after.histogram):
-        histogram = tuple(b - a for a, b in zip(before.histogram, after.histogram, strict=True))
-    return SpeculationCounts(
-        after.engine,
-        after.drafts - before.drafts,
-        after.drafted - before.drafted,
-        max(0.0, after.accepted - before.accepted),
-        after.requests - before.requests,
-        histogram,
-    )
+    counters = prometheus.read(_fetch(source), source, model)
+    record = prometheus.total(counters, source)  # a page that says nothing is refused before the wait
+    if seconds:
+        time.sleep(seconds)
+        counters = prometheus.since(counters, prometheus.read(_fetch(source), source, model), source)
+        record = prometheus.total(counters, source)
+    yield record
 
 
 def _fetch(url: str) -> str:
@@ -274,17 +258,18 @@ def _fetch(url: str) -> str:
         ) from None
 
 
-def monitor(source: tyro.conf.Positional[str], *, verdict: Path, over: float = 0.0) -> None:
+def monitor(source: tyro.conf.Positional[str], *, verdict: Path, over: float = 0.0, model: str = "") -> None:
     """Check that the acceptance in production still matches the verdict; exit code 3 if not.
 
     **Arguments:**
     - `source`: a file or URL with an engine's records, or with Prometheus text
     - `verdict`: the verdict.json that draftlab verdict wrote
     - `over`: at a URL, count from now on for this many seconds; 0: since the server's start
+    - `model`: the model of the verdict, if the Prometheus text has counters of several
     """
     if not 0 <= over <= YEAR:
         raise UserError(f"--over is {over:g} seconds", remedy="give 0 to a year")
-    report = judge(watch(source, over), read_promise(verdict))
+    report = judge(watch(source, over, model), read_promise(verdict))
     print(report.text)
     if report.state == "stale":
         sys.exit(STALE)

@@ -6,31 +6,16 @@ import itertools
 import json
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from draftlab.errors import UserError
 from draftlab.files.json_files import read_text
-from draftlab.serving import traces
+from draftlab.serving import prometheus, traces
 from draftlab.serving.acceptance import LONGEST, AcceptanceCurves, from_histograms
-
-
-@dataclass(frozen=True)
-class SpeculationCounts:
-    """Blocks verified, tokens drafted (NaN: the engine does not say) and accepted, of one request or of ``requests`` together.
-
-    ``histogram`` counts the blocks that accepted 0, 1, 2, ... tokens; ``by_length`` holds one for each draft length, where the engine says.
-    """
-
-    engine: str
-    drafts: float
-    drafted: float
-    accepted: float
-    requests: float = 1
-    histogram: tuple[float, ...] | None = None
-    by_length: tuple[tuple[float, ...], ...] = ()
+from draftlab.serving.counts import MOST, SpeculationCounts
 
 
 def _vllm_request(row: Mapping[str, Any]) -> SpeculationCounts | None:
@@ -103,8 +88,6 @@ def _llama_cpp(row: Mapping[str, Any]) -> SpeculationCounts | None:
     )
 
 
-MOST = 1e15
-"""No server counts further: a larger number is broken."""
 READERS = (_vllm_request, _vllm_bench, _sglang_request, _llama_cpp)
 
 
@@ -142,20 +125,40 @@ def read_one(row: Any) -> SpeculationCounts | None:
     return None
 
 
-def read(path: Path) -> Iterator[SpeculationCounts | None]:
-    """The records of a file one by one, ``None`` for a row without counts: JSONL, JSON, or Prometheus text."""
+def read(path: Path, model: str = "") -> Iterator[SpeculationCounts | None]:
+    """The records of a file one by one, ``None`` for a row without counts: JSONL, JSON, or Prometheus text.
+
+    Of a file with the records of several models, those of ``model``.
+    """
     try:
         with path.open(encoding="utf-8-sig", errors="replace") as file:
             start = file.read(4096).lstrip()
     except FileNotFoundError:
         raise UserError("no such file", file=path, remedy="check the path") from None
-    if start.startswith(("#", "vllm:", "sglang:", "llamacpp:")):
-        yield from from_prometheus(path.read_text(encoding="utf-8-sig", errors="replace"), path)
+    if start.startswith(("#", *prometheus.PREFIXES)):
+        page = prometheus.read(path.read_text(encoding="utf-8-sig", errors="replace"), path, model)
+        yield prometheus.total(page, path)
     elif path.suffix.lower() == ".json":
-        for value in _values(path):
-            yield from map(read_one, value if isinstance(value, list) else [value])
+        values = (value if isinstance(value, list) else [value] for value in _values(path))
+        yield from _of_model(((None, row) for rows in values for row in rows), path, model)
     else:
-        yield from (read_one(row) for _, row in traces.rows(path))
+        yield from _of_model(traces.rows(path), path, model)
+
+
+def _of_model(rows: Iterable[tuple[int | None, Any]], path: Path, model: str) -> Iterator[SpeculationCounts | None]:
+    """The counts in each row, apart from rows that name another ``model``."""
+    wanted = model
+    for line, row in rows:
+        counts = read_one(row)
+        name = traces.unwrapped(row).get("model") if counts is not None else None
+        if isinstance(name, str):
+            wanted = wanted or name
+            if name != wanted and not model:
+                what = f"a record of the model {name}, after records of {wanted}"
+                raise UserError(what, file=path, line=line, remedy="name the model of the verdict with --model")
+            if name != wanted:
+                continue
+        yield counts
 
 
 def _values(path: Path) -> Iterator[Any]:
@@ -169,51 +172,6 @@ def _values(path: Path) -> Iterator[Any]:
         yield value
         while text[at : at + 1].isspace():
             at += 1
-
-
-def from_prometheus(text: str, name: Path | str) -> Iterator[SpeculationCounts]:
-    """The counters since the server's start, summed over its engines.
-
-    SGLang counts no accepted tokens. A verification emits one token more than it accepts, and a request's first token comes from its prompt.
-    """
-    from prometheus_client.parser import text_string_to_metric_families
-
-    totals: dict[str, float] = {}
-    positions: dict[int, float] = {}
-    try:
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                metric = sample.name.removesuffix("_total")
-                totals[metric] = totals.get(metric, 0.0) + sample.value
-                if metric.endswith("accepted_tokens_per_pos"):
-                    position = int(sample.labels["position"])
-                    positions[position] = positions.get(position, 0.0) + sample.value
-    except (ValueError, KeyError, IndexError) as error:
-        raise UserError(f"not Prometheus text: {error}", file=name, remedy="save the output of /metrics") from None
-    for prefix, engine in (("vllm:", "vllm"), ("llamacpp:", "llama.cpp")):
-        names = [f"{prefix}spec_decode_num_{what}" for what in ("drafts", "draft_tokens", "accepted_tokens")]
-        if all(metric in totals for metric in names):
-            drafts, drafted, accepted = (totals[metric] for metric in names)
-            survival = [drafts, *(positions[p] for p in sorted(positions)), 0.0]
-            histogram = tuple(a - b for a, b in itertools.pairwise(survival)) if positions else None
-            requests = totals.get(f"{prefix}request_success", math.nan)
-            yield SpeculationCounts(engine, drafts, drafted, accepted, requests, histogram)
-            return
-    names = [f"sglang:{what}" for what in ("spec_verify_calls", "generation_tokens", "num_requests")]
-    if all(metric in totals for metric in names):
-        calls, tokens, requests = (totals[metric] for metric in names)
-        yield SpeculationCounts("sglang", calls, math.nan, max(0.0, tokens - requests - calls), requests)
-        return
-    if any(metric.startswith("sglang:spec_") for metric in totals):
-        missing = ", ".join(f"{metric}_total" for metric in names if metric not in totals)
-        raise UserError(
-            f"SGLang's counter {missing} is missing, and its gauges describe the last interval alone",
-            file=name,
-            remedy="serve with a draft and a version of SGLang that has it, or monitor a file of responses with their meta_info",
-        )
-    raise UserError(
-        "no counters of speculative decoding", file=name, remedy="serve with a draft, and save /metrics again"
-    )
 
 
 def acceptance(path: Path) -> AcceptanceCurves:
