@@ -155,6 +155,13 @@ def test_engines_are_told_whether_the_draft_samples_and_a_note_names_those_that_
             assert not written.note.startswith("; ")
 
 
+def test_a_version_of_llama_cpp_is_named_by_the_newest_flag_of_its_command() -> None:
+    """#24850 was never merged; #22964 named the type draft-simple, and #27711 brought synthetic acceptance."""
+    greedy = dataclasses.replace(WANTED, target="T.gguf", draft="D.gguf", sampled=False)
+    assert engines.llama_cpp(greedy).version == "llama.cpp since PR #22964 (May 2026)"
+    assert engines.llama_cpp_synthetic(greedy).version == "llama.cpp since PR #27711 (August 2026)"
+
+
 def test_engines_without_a_table_by_batch_say_that_they_have_one_length() -> None:
     fixed = dataclasses.replace(WANTED, ranges=[(1, 512, 4)])
     for emitter in (engines.sglang, engines.llama_cpp, engines.llama_cpp_synthetic, engines.transformers):

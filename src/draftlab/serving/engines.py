@@ -223,12 +223,15 @@ def _llama_server(file: str, pair: Deployment, options: Mapping[str, object], no
     if pair.lookup:  # the first that drafts something is used
         flags |= {"--spec-type": f"{LOOKUP},draft-simple", **llama_cpp_lookup(pair.draft_len)}
     command = shlex.join(_with_flags(["llama-server", METRICS["llama.cpp"]], flags))
-    version = "b11368 (PR #27694)" if SAMPLES in flags else "PR #24850"
-    return EngineFile(file, f"llama.cpp since {version}", f"{command}\n", command, note)
+    since = next((version for flag, version in SINCE.items() if flag in flags), "PR #22964 (May 2026)")
+    return EngineFile(file, f"llama.cpp since {since}", f"{command}\n", command, note)
 
 
 SAMPLES = "--spec-draft-sampling"
 """llama.cpp's flag for how drafts are drawn; without it, and in versions that do not know it, they are the most probable tokens."""
+SYNTHETIC = "--spec-synth-rates"
+SINCE = {SAMPLES: "b11368 (PR #27694)", SYNTHETIC: "PR #27711 (August 2026)"}
+"""The version of llama.cpp that brought a flag; without them, the one that named drafts ``draft-simple``. An older one refuses to start."""
 LOOKUP = "ngram-simple"
 """llama.cpp's name for prompt lookup."""
 
@@ -271,8 +274,8 @@ def llama_cpp(pair: Deployment) -> EngineFile:
 
 def llama_cpp_synthetic(pair: Deployment) -> EngineFile:
     """Synthetic acceptance, to time a server without a good draft."""
-    options = {"--spec-synth-rates": ",".join(f"{rate:g}" for rate in pair.marginals())}
-    notes = ["for timing only: its text is not the target's (PR #27711)"] + [ONE_LENGTH] * pair.changes_length
+    options = {SYNTHETIC: ",".join(f"{rate:g}" for rate in pair.marginals())}
+    notes = ["for timing only: its text is not the target's"] + [ONE_LENGTH] * pair.changes_length
     return _llama_server("llama_server_synthetic.sh", pair, options, "; ".join(notes))
 
 
