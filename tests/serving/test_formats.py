@@ -155,6 +155,13 @@ def test_engines_are_told_whether_the_draft_samples_and_a_note_names_those_that_
             assert not written.note.startswith("; ")
 
 
+def test_vllm_needs_a_plugin_for_gguf_files() -> None:
+    for target, draft in (("T.gguf", "D"), ("T", "D.gguf"), ("T", "D")):
+        pair = dataclasses.replace(WANTED, target=target, draft=draft)
+        for written in (engines.vllm(pair), engines.vllm_synthetic(pair)):
+            assert ("vllm-gguf-plugin" in written.note) is (".gguf" in target + draft)
+
+
 def test_a_version_of_llama_cpp_is_named_by_the_newest_flag_of_its_command() -> None:
     """#24850 was never merged; #22964 named the type draft-simple, and #27711 brought synthetic acceptance."""
     greedy = dataclasses.replace(WANTED, target="T.gguf", draft="D.gguf", sampled=False)

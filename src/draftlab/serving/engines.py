@@ -127,6 +127,12 @@ HIDDEN_LAYERS = (
 """A note for a head of EAGLE-3 whose config.json names its layers elsewhere."""
 
 
+READS_GGUF = (
+    "vLLM reads GGUF files with its package vllm-gguf-plugin; add --tokenizer with the model that the file was made of"
+)
+"""A note for GGUF files."""
+
+
 def _vllm_file(file: str, pair: Deployment, options: Mapping[str, Any], note: str = "") -> EngineFile:
     method = "eagle3" if pair.eagle3 else "draft_model"
     config: dict[str, Any] = {
@@ -139,6 +145,8 @@ def _vllm_file(file: str, pair: Deployment, options: Mapping[str, Any], note: st
     prefix, notes = "", [note] * bool(note)
     if is_head_folder(pair.draft) and hides_layers(read_config(pair.draft)):
         notes.append(HIDDEN_LAYERS)
+    if pair.target.endswith(".gguf") or pair.draft.endswith(".gguf"):
+        notes.append(READS_GGUF)
     if pair.ranges:
         lengths = check_vllm_ranges(pair.ranges, pair.draft_len)
         table = [[first, last, lengths[first]] for first, last, _ in pair.ranges]
