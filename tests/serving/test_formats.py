@@ -782,6 +782,8 @@ def test_a_file_without_records_is_refused(tmp_path: Path) -> None:
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "a"}\n' * 3)
     with pytest.raises(UserError, match="no record of speculation in it"):
         list(monitor.watch(str(tmp_path / "prompts.jsonl"), 0))
+    with pytest.raises(UserError, match=r"no such file \(check the path, or begin an address with http://"):
+        list(monitor.watch("localhost:8000/metrics", 0))
     with pytest.raises(UserError, match=r"--over is for a server's /metrics"):
         list(monitor.watch(str(tmp_path / "prompts.jsonl"), 3))
 

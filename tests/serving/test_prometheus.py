@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import os
+import threading
 from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -125,6 +128,26 @@ def test_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
     (tmp_path / "m").write_bytes(b"# \xff\n")
     with pytest.raises(UserError, match="no counters"):
         next(records.read(tmp_path / "m"))
+
+
+@pytest.mark.parametrize(
+    "text", [VLLM, "\n" + json.dumps({"timings": {"predicted_n": 61, "draft_n": 80, "draft_n_accepted": 40}}) + "\n"]
+)
+@pytest.mark.parametrize("zipped", [False, True])
+def test_a_pipe_is_read_from_its_beginning(zipped: bool, text: str, tmp_path: Path) -> None:
+    """As in ``zcat log.jsonl.gz | draftlab monitor /dev/stdin``; a pipe cannot be opened twice."""
+    data = (text * 500 if text.startswith("\n") else text).encode()
+    (tmp_path / "file").write_bytes(gzip.compress(data) if zipped else data)
+    os.mkfifo(tmp_path / "pipe")
+    sender = threading.Thread(
+        target=lambda: (tmp_path / "pipe").write_bytes((tmp_path / "file").read_bytes()), daemon=True
+    )
+    sender.start()
+    found = list(records.read(tmp_path / "pipe"))
+    sender.join(10)
+    assert found == list(records.read(tmp_path / "file"))
+    assert len(found) == (500 if text.startswith("\n") else 1)
+    assert None not in found
 
 
 # --- several models --------------------------------------------------------------------------------------------------

@@ -231,6 +231,8 @@ def watch(source: str, seconds: float, model: str = "") -> Iterator[SpeculationC
     if not source.startswith(("http://", "https://")):
         if seconds:
             raise UserError("--over is for a server's /metrics", remedy="leave it out for a file")
+        if not Path(source).exists():
+            raise UserError("no such file", file=source, remedy="check the path, or begin an address with http://")
         found = False
         for counts in records.read(Path(source), model):
             found = found or counts is not None

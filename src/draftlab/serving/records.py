@@ -130,19 +130,16 @@ def read(path: Path, model: str = "") -> Iterator[SpeculationCounts | None]:
 
     Of a file with the records of several models, those of ``model``.
     """
-    try:
-        with path.open(encoding="utf-8-sig", errors="replace") as file:
-            start = file.read(4096).lstrip()
-    except FileNotFoundError:
-        raise UserError("no such file", file=path, remedy="check the path") from None
-    if start.startswith(("#", *prometheus.PREFIXES)):
-        page = prometheus.read(path.read_text(encoding="utf-8-sig", errors="replace"), path, model)
-        yield prometheus.total(page, path)
-    elif path.suffix.lower() == ".json":
-        values = (value if isinstance(value, list) else [value] for value in _values(path))
-        yield from _of_model(((None, row) for rows in values for row in rows), path, model)
-    else:
-        yield from _of_model(traces.rows(path), path, model)
+    with traces.opened(path) as file:
+        start = file.peek(4096).decode("utf-8-sig", "replace").lstrip()
+        if start.startswith(("#", *prometheus.PREFIXES)):
+            page = prometheus.read(file.read().decode("utf-8-sig", "replace"), path, model)
+            yield prometheus.total(page, path)
+        elif path.suffix.lower() == ".json":
+            values = (value if isinstance(value, list) else [value] for value in _values(path))
+            yield from _of_model(((None, row) for rows in values for row in rows), path, model)
+        else:
+            yield from _of_model(traces.rows_of(file, path), path, model)
 
 
 def _of_model(rows: Iterable[tuple[int | None, Any]], path: Path, model: str) -> Iterator[SpeculationCounts | None]:

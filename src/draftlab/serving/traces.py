@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import datetime
 import gzip
@@ -13,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int
@@ -98,29 +99,40 @@ def _format_of(row: Mapping[str, Any], path: Path, line: int) -> str:
     raise UserError("no known columns of a trace", file=path, line=line, remedy=f"name them as one of {known}")
 
 
-def rows(path: Path) -> Iterator[tuple[int, Any]]:
-    """The rows of a CSV or a JSONL file, plain or gzipped, one at a time with their line; a broken or too long line is ``None``."""
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[Any]:
+    """A file of bytes, plain or gzipped, that one can ``peek`` into; it is opened once, so it may be a pipe."""
     try:
         with path.open("rb") as raw:
-            binary: Any = gzip.GzipFile(fileobj=raw) if raw.peek(2)[:2] == b"\x1f\x8b" else raw
-            # In a table, one cell is a broken row, too.
-            lines = ((line or b"too long\n").decode("utf-8-sig", "replace") for line in bounded_lines(binary))
-            if _is_table(path):
-                csv.field_size_limit(LONGEST)
-                table = csv.reader(lines)
-                names = [name.strip() for name in next(table, [])]
-                check_distinct(names, str(path), 1)
-                for cells in filter(None, table):
-                    fits = len(cells) == len(names)
-                    yield table.line_num, dict(zip(names, cells, strict=True)) if fits else None
-                return
-            for number, line in enumerate(lines, 1):
-                if line.strip():
-                    yield number, _object(line)
+            yield gzip.GzipFile(fileobj=raw) if raw.peek(2)[:2] == b"\x1f\x8b" else raw
     except FileNotFoundError:
         raise UserError("no such file", file=path, remedy="check the path") from None
     except (EOFError, gzip.BadGzipFile, zlib.error, csv.Error) as error:
         raise UserError(f"broken: {error}", file=path, remedy="fetch the file again") from None
+
+
+def rows(path: Path) -> Iterator[tuple[int, Any]]:
+    """The rows of a CSV or a JSONL file, plain or gzipped, one at a time with their line; a broken or too long line is ``None``."""
+    with opened(path) as file:
+        yield from rows_of(file, path)
+
+
+def rows_of(file: IO[bytes], path: Path) -> Iterator[tuple[int, Any]]:
+    """The rows of an ``opened`` file."""
+    # In a table, one cell is a broken row, too.
+    lines = ((line or b"too long\n").decode("utf-8-sig", "replace") for line in bounded_lines(file))
+    if _is_table(path):
+        csv.field_size_limit(LONGEST)
+        table = csv.reader(lines)
+        names = [name.strip() for name in next(table, [])]
+        check_distinct(names, str(path), 1)
+        for cells in filter(None, table):
+            fits = len(cells) == len(names)
+            yield table.line_num, dict(zip(names, cells, strict=True)) if fits else None
+        return
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            yield number, _object(line)
 
 
 def _is_table(path: Path) -> bool:
