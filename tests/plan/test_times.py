@@ -79,6 +79,24 @@ def test_it_is_right_within_a_third_on_another_machine(slower: float, seed: int,
     )
 
 
+def test_a_first_run_does_not_guess_the_time_of_jobs_like_none_before(tmp_path: Path) -> None:
+    """Two short downloads say nothing about the training that follows, but another download would take as long."""
+    jobs = {1: TimedJob("a", "fetch"), 2: TimedJob("b", "fetch"), 3: TimedJob("c", "train")}
+    for known, later, says in (
+        ({}, jobs, "1 of 3 jobs done"),
+        ({"a": 4.0, "b": 4.0, "c": 300.0}, jobs, "1 of 3 jobs done, about 5 min left"),
+        ({}, {1: jobs[1], 2: jobs[2]}, "1 of 2 jobs done, about 4 s left"),
+    ):
+        said: list[str] = []
+        clock = [0.0]
+        listener = TimeLeft(later, 1, tmp_path / "t", known, said.append, lambda: clock[0])  # noqa: B023
+        listener.emit(record(event="job_started", jobs=[1]))
+        clock[0] = 4.0
+        listener.emit(record(event="job_finished", job_id=1))
+        listener.emit(record(event="progress", done=1, total=len(later)))
+        assert said == [says]
+
+
 def test_lines_are_seconds_apart(tmp_path: Path) -> None:
     said: list[str] = []
     clock = [0.0]
@@ -88,7 +106,7 @@ def test_lines_are_seconds_apart(tmp_path: Path) -> None:
     for clock[0] in (0.0, 1.0, 4.9, 5.0):
         listener.emit(record(event="progress", done=1, total=9))
     listener.emit(record(event="progress", done=9, total=9))
-    assert said == ["1 of 9 jobs done, about 2 s left"] * 2
+    assert said == ["1 of 9 jobs done"] * 2
 
 
 def test_words() -> None:

@@ -113,7 +113,14 @@ class TimeLeft(logging.Handler):
                 self.shown = now
                 since = {number: now - began for number, began in self.began.items()}
                 left = seconds_left(self.jobs, self.took, since, self.known, self.cores)
-                self.tell(f"{record.done} of {record.total} jobs done, about {in_words(left)} left")
+                about = "" if self.guesses else f", about {in_words(left)} left"
+                self.tell(f"{record.done} of {record.total} jobs done{about}")
+
+    @property
+    def guesses(self) -> bool:
+        """Whether nothing is known about the time of some job that is not done: neither a remembered time nor one of its rule."""
+        timed = {self.jobs[number].rule for number in self.took}
+        return not self.known and any(job.rule not in timed for n, job in self.jobs.items() if n not in self.took)
 
 
 def in_words(seconds: float) -> str:
