@@ -23,6 +23,7 @@ from draftlab.core.verify.optimal import selected_and_win_rate
 from draftlab.core.verify.optimum import optimum_iid, ratio_order
 from draftlab.core.verify.single import single
 from draftlab.core.verify.sinkhorn import sinkhorn_verifier
+from draftlab.core.verify.survivors import Position
 from draftlab.core.verify.token import Acceptance, Decision, TokenVerifier
 from draftlab.core.verify.truncated import Truncation, truncated
 from draftlab.core.verify.truncated_program import split_direct, split_highs
@@ -453,13 +454,13 @@ def test_enumeration_in_parts_changes_nothing(name: str, monkeypatch: pytest.Mon
     distributions = draft.expand(3, -1)
     whole = verifier.acceptance(target, distributions)
     shapes = []
-    real = TokenVerifier.acceptance_given
+    real = TokenVerifier.outcome
 
-    def given(self: TokenVerifier, target: Tensor, *rest: Tensor) -> Acceptance:
+    def given(self: TokenVerifier, target: Tensor, *rest: Tensor) -> tuple[Tensor, Acceptance]:
         shapes.append(target.numel())
         return real(self, target, *rest)
 
-    monkeypatch.setattr(TokenVerifier, "acceptance_given", given)
+    monkeypatch.setattr(TokenVerifier, "outcome", given)
     monkeypatch.setattr("draftlab.core.verify.joint.AT_ONCE", 200)
     parts = verifier.acceptance(target, distributions)
     assert max(shapes) * 3 <= 200
@@ -535,6 +536,31 @@ def test_a_decision_that_cannot_be_one_is_refused_in_every_stage(
     short = lambda *given: Decision(single.decide(*given).accept, lambda rows: table[:, :1])  # noqa: E731
     with pytest.raises(UserError, match=r"mine: residual is torch.float64 of shape \(1, 1\)"):
         by_position(dataclasses.replace(wrong, decide=short), table, table, 2)
+
+
+def highest_ratio_first(target: Tensor, draft: Tensor, tokens: Tensor) -> Decision:
+    """SpecInfer's rounds in falling order of q/p: the order depends on the drafts, so the verifier is not lossless."""
+    order = (target.gather(-1, tokens) / draft[:, 0].gather(-1, tokens)).argsort(-1, descending=True)
+    decision = TOKEN_VERIFIERS["specinfer"].decide(target, draft, tokens.gather(-1, order))
+    return Decision(torch.empty_like(decision.accept).scatter_(-1, order, decision.accept), decision.residual)
+
+
+@pytest.mark.parametrize("drafting", ["iid", "without_replacement"])
+def test_the_acceptance_of_a_verifier_that_is_not_lossless_is_refused(drafting: Drafting) -> None:
+    """In a table it stood above the optimum, which no lossless verifier exceeds."""
+    target, draft = torch.tensor([[0.1, 0.5, 0.4]]).double(), torch.tensor([[0.5, 0.1, 0.4]]).double()
+    mine = TokenVerifier("mine", drafting, highest_ratio_first)
+    message = r"test_verify.py:\d+: mine is not lossless: over all drafts it emits a token with probability 0[.0-9]*, the target"
+    with pytest.raises(UserError, match=message):
+        by_position(mine, target, draft, 2)
+    with pytest.raises(UserError, match=message):
+        mine.acceptance(target, draft[:, None].expand(-1, 2, -1))
+    position = Position(target, [draft], torch.tensor([2]))
+    with pytest.raises(UserError, match=message):
+        mine.transitions(position, (0, 0))
+    said = dataclasses.replace(mine, is_lossless=False)
+    if drafting == "iid":
+        assert float(by_position(said, target, draft, 2).proc) > float(optimum_iid(target, draft, 2)) + 0.1
 
 
 def test_a_verifier_has_the_name_of_its_line_in_the_registry(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,9 +43,10 @@ def _without_replacement(verifier: TokenVerifier, target: Tensor, draft: Tensor,
     proc, member = target.new_empty(2, len(target))
     for part, tokens, distributions, chance in distinct_tuples(draft, num_drafts):
         at = part.repeat_interleave(len(tokens) // len(part))
-        given = verifier.acceptance_given(target[at], distributions, tokens)
+        emitted, given = verifier.outcome(target[at], distributions, tokens)
         proc[part] = (given.proc * chance).view(len(part), -1).sum(-1)
         member[part] = (given.member * chance).view(len(part), -1).sum(-1)
+        verifier.refuse_loss((emitted * chance[:, None]).view(len(part), -1, target.shape[1]).sum(1), target[part])
     return Acceptance(proc, member)
 
 

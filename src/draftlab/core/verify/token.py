@@ -159,9 +159,15 @@ class TokenVerifier:
         **Returns:** `proc` and `member`, shape `(*batch,)` each.
         """
         target, draft = check_drafted(target_probs, draft_probs, tokens, self.drafting)
-        distribution, proc = self._distribution(*_flat(target, draft, tokens))
-        drafted = torch.zeros_like(distribution).scatter_(-1, tokens.reshape(len(distribution), -1), 1.0)
-        return Acceptance(proc.view(target.shape[:-1]), (distribution * drafted).sum(-1).view(target.shape[:-1]))
+        batch = target.shape[:-1]
+        _, given = self.outcome(*_flat(target, draft, tokens))
+        return Acceptance(given.proc.view(batch), given.member.view(batch))
+
+    def outcome(self, target: Table, draft: Tables, tokens: Tokens) -> tuple[Table, Acceptance]:
+        """The distribution of each row, and its acceptance; the tables are not checked."""
+        distribution, proc = self._distribution(target, draft, tokens)
+        drafted = torch.zeros_like(distribution).scatter_(-1, tokens, 1.0)
+        return distribution, Acceptance(proc, (distribution * drafted).sum(-1))
 
     def acceptance(
         self, target_probs: Float64[Tensor, "*batch vocab"], draft_probs: Float64[Tensor, "*batch drafts vocab"]
@@ -172,6 +178,8 @@ class TokenVerifier:
         - `target_probs`, `draft_probs`: as for `distribution`.
 
         **Returns:** `proc` and `member`, shape `(*batch,)` each.
+
+        **Raises:** `UserError` if the enumeration shows that the verifier is not lossless: what it accepts can then exceed the optimum.
 
         >>> from draftlab.core.verify import optimal
         >>> target, draft = torch.tensor([0.5, 0.5]).double(), torch.tensor([[0.9, 0.1]]).double().expand(2, -1)
@@ -211,7 +219,16 @@ class TokenVerifier:
                 equal = (tokens == token).long()
                 numbers = tuple(equal[:, [k for k in range(count) if order[k] == group]].sum(-1) for group in groups)
                 table[row].index_put_(numbers, probs * emitted[:, token], accumulate=True)
+        self.refuse_loss(table.flatten(1).sum(-1, keepdim=True), position.at(position.target)[:, None])
         return table
+
+    def refuse_loss(self, emitted: Float64[Tensor, "rows some"], target: Float64[Tensor, "rows some"]) -> None:
+        """Refuse a verifier that claims to be lossless, but emits tokens with other probabilities over all drafts than the target."""
+        wrong = ~((emitted - target).abs() <= ROUNDING)
+        if self.is_lossless and bool(wrong.any()):
+            what = f"{self.name} is not lossless: over all drafts it emits a token with probability {float(emitted[wrong][0]):.6g}"
+            remedy = "see `draftlab verify-lossless`; repair it, or give it is_lossless=False"
+            raise fault_in(self.decide, f"{what}, the target with {float(target[wrong][0]):.6g}", remedy)
 
     @property
     def is_distinct(self) -> bool:
@@ -220,9 +237,13 @@ class TokenVerifier:
 
     def _enumerated(self, target: Float64[Tensor, " vocab"], draft: Float64[Tensor, "drafts vocab"]) -> Acceptance:
         proc, member = torch.zeros(2, dtype=torch.float64, device=draft.device)
+        emitted = torch.zeros_like(target)
         for tokens, probs in joint_distribution(draft, self.drafting).parts():
-            given = self.acceptance_given(target.expand(len(probs), -1), draft.expand(len(probs), -1, -1), tokens)
+            rows = target.expand(len(probs), -1), draft.expand(len(probs), -1, -1), tokens
+            distribution, given = self.outcome(*rows)
             proc, member = proc + given.proc @ probs, member + given.member @ probs
+            emitted += probs @ distribution
+        self.refuse_loss(emitted[None], target[None])
         return Acceptance(proc, member)
 
 
