@@ -13,6 +13,7 @@ import draftlab
 
 ALL = ["draftlab.core.losses", "draftlab.core.stats", "draftlab.core.theory"]
 SOME = {
+    "draftlab.core.sampling": {"draft_tokens", "to_probs"},
     "draftlab.core.verify.optimum": {"optimum_iid", "optimum_by_lp"},
     "draftlab.core.verify.joint": {"joint_distribution"},
     "draftlab.core.verify.k_seq": {"discount"},

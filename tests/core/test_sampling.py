@@ -166,6 +166,23 @@ def test_there_are_never_more_distinct_drafts_than_tokens(drafting: Drafting) ->
         assert short[2:] == [short[0]] * 2
 
 
+def test_a_way_of_drafting_that_does_not_exist_is_refused() -> None:
+    """``draft_tokens`` and ``joint_distribution`` drafted without replacement."""
+    probs = torch.full((1, 2, 2), 0.5, dtype=torch.float64)
+    for given in (
+        lambda: draft_tokens(probs, "multinomial", generator()),
+        lambda: joint_distribution(probs[0], "multinomial"),
+    ):  # type: ignore[arg-type]
+        with pytest.raises(UserError, match=r"unknown drafting 'multinomial' \(allowed: iid, independent, "):
+            given()
+
+
+def test_drafts_without_a_batch_axis_are_refused() -> None:
+    """The first token's probability was drawn from, once for each draft."""
+    with pytest.raises(UserError, match=r"draft_probs has shape \(3, 4\), not \[batch, drafts, vocab\]"):
+        draft_tokens(torch.full((3, 4), 0.25, dtype=torch.float64), "iid", generator())
+
+
 def test_weights_below_the_smallest_float_are_drawn_like_others() -> None:
     """What remains after the first token of a cold, truncated distribution."""
     probs = torch.zeros(500, 1, 50, dtype=torch.float64)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -39,7 +39,18 @@ SUM_TOLERANCE = {torch.float64: 2e-5, torch.float32: 2e-5, torch.float16: 4e-3, 
 def to_probs(logits: Float[Tensor, "*batch vocab"], sampling: Sampling) -> Float64[Tensor, "*batch vocab"]:
     """Probabilities of the next token: softmax at a temperature, then top-k, top-p and min-p, renormalised, in float64.
 
-    The nucleus is the smallest set of most probable tokens whose mass is at least ``top_p``. NaN or +inf logits are a ``UserError``.
+    The nucleus is the smallest set of most probable tokens whose mass is at least ``top_p``.
+
+    **Arguments:**
+    - `logits`: the scores of the next token, shape `(*batch, vocab)`; -inf is a token that cannot be drawn.
+    - `sampling`: the temperature and the filters.
+
+    **Returns:** distributions of the same shape, float64.
+
+    **Raises:** `UserError` for NaN or +inf logits.
+
+    >>> to_probs(torch.tensor([0.0, 0.0, -1.0]), Sampling(temperature=0.5, top_k=2))
+    tensor([0.5000, 0.5000, 0.0000], dtype=torch.float64)
     """
     highest, best = logits.max(-1, keepdim=True)
     _refuse_broken(highest)
@@ -101,11 +112,28 @@ def draw(weights: Float64[Tensor, "*batch vocab"], num: int, generator: Generato
 
 
 def draft_tokens(draft_probs: Tables, drafting: Drafting, generator: Generator) -> Tokens:
-    """Draft a token from each of the K distributions; pass a single distribution as ``probs[:, None].expand(-1, num_drafts, -1)``.
+    """Draft a token from each of the K distributions.
 
     Distinct drafts are at most as many as the tokens of positive probability. Further places repeat the first token, which
     ``verify_sequences`` then uses once.
+
+    **Arguments:**
+    - `draft_probs`: the distributions, shape `(batch, drafts, vocab)`; pass one for all drafts as `probs[:, None].expand(-1, drafts, -1)`.
+    - `drafting`: how tokens are drafted, such as a verifier's `drafting`. All ways but `independent` use the first distribution of a row.
+    - `generator`: draws the tokens.
+
+    **Returns:** token ids, shape `(batch, drafts)`.
+
+    **Raises:** `UserError` for another shape, or a way of drafting that does not exist.
+
+    >>> probs = torch.tensor([[0.1, 0.0, 0.9]]).double()
+    >>> draft_tokens(probs[:, None].expand(-1, 2, -1), "ranked", torch.Generator())
+    tensor([[2, 0]])
     """
+    check_drafting(drafting)
+    if draft_probs.dim() != 3:
+        what = f"draft_probs has shape {tuple(draft_probs.shape)}, not [batch, drafts, vocab]"
+        raise UserError(what, remedy="pass one distribution for K drafts as probs[:, None].expand(-1, K, -1)")
     drafts = draft_probs.shape[1]
     if drafting == "independent":
         return draw(draft_probs, 1, generator)[..., 0]
@@ -126,6 +154,12 @@ def draft_tokens(draft_probs: Tables, drafting: Drafting, generator: Generator) 
         tokens = torch.cat([tokens, drawn], -1)
     used_up = torch.arange(drafts, device=tokens.device) >= (draft_probs[:, 0] > 0).sum(-1, keepdim=True)
     return tokens.where(~used_up, tokens[:, :1])
+
+
+def check_drafting(drafting: str, of: str = "") -> None:
+    """Refuse a way of drafting that does not exist."""
+    if drafting not in (allowed := get_args(Drafting)):
+        raise UserError(f"{of}unknown drafting {drafting!r}", remedy=f"allowed: {', '.join(allowed)}")
 
 
 def greedy_tokens(draft_probs: Float64[Tensor, "*batch vocab"], num: int) -> Int64[Tensor, "*batch {num}"]:

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from draftlab.core.sampling import Drafting, Tables, Tokens, check_support, greedy_tokens
+from draftlab.core.sampling import Drafting, Tables, Tokens, check_drafting, check_support, greedy_tokens
 from draftlab.errors import UserError
 
 LIMIT = 1_000_000
@@ -65,13 +65,14 @@ def joint_distribution(draft_probs: Float64[Tensor, "drafts vocab"], drafting: D
 
     **Returns:** every tuple of drafted tokens with its probability.
 
-    **Raises:** `UserError` if there are more than a million tuples, or more drafts without replacement than tokens.
+    **Raises:** `UserError` for a way of drafting that does not exist, more than a million tuples, or more drafts without replacement than tokens.
 
     >>> draft = torch.tensor([0.75, 0.25]).double()
     >>> joint = joint_distribution(draft.expand(2, -1), "iid")
     >>> joint.tokens.tolist(), joint.probs
     ([[0, 0], [0, 1], [1, 0], [1, 1]], tensor([0.5625, 0.1875, 0.1875, 0.0625], dtype=torch.float64))
     """
+    check_drafting(drafting)
     num_drafts, vocab = draft_probs.shape
     tokens = every_tuple(vocab, num_drafts, draft_probs.device)
     if drafting in ("iid", "independent"):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import get_args
 
 import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Generator, Tensor
 
-from draftlab.core.sampling import DISTINCT, Drafting, Table, Tables, Tokens, check_drafted, draw
+from draftlab.core.sampling import DISTINCT, Drafting, Table, Tables, Tokens, check_drafted, check_drafting, draw
 from draftlab.core.verify.joint import joint_distribution, tuples_exist
 from draftlab.core.verify.survivors import Order, Position, Survivors, transitions
 from draftlab.errors import UserError, fault_in
@@ -61,7 +60,7 @@ class TokenVerifier:
     survivors: Survivors | None = None
 
     def __post_init__(self) -> None:
-        check_drafting(self.name, self.drafting)
+        check_drafting(self.drafting, f"verifier {self.name}: ")
 
     def distribution(
         self,
@@ -264,12 +263,6 @@ def _extremes(accept: Tensor, accepted: Tensor) -> str:
     if bool(accept.isnan().any()):
         return "NaN"
     return f"a smallest value of {float(accept.min()):.6g} and a largest sum of {float(accepted.max()):.6g}"
-
-
-def check_drafting(verifier: str, drafting: str) -> None:
-    """Refuse a way of drafting that does not exist."""
-    if drafting not in (allowed := get_args(Drafting)):
-        raise UserError(f"verifier {verifier}: unknown drafting {drafting!r}", remedy=f"allowed: {', '.join(allowed)}")
 
 
 def _flat(target: Tensor, draft: Tensor, tokens: Tensor) -> tuple[Table, Tables, Tokens]:

@@ -10,10 +10,10 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Generator, Tensor
 
-from draftlab.core.sampling import Drafting, draw
+from draftlab.core.sampling import Drafting, check_drafting, draw
 from draftlab.core.verify.sequence import DraftAlong, Outcome, Sequences, TargetAlong
 from draftlab.core.verify.survivors import Order, Position, Survivors
-from draftlab.core.verify.token import check_drafting, check_table, drawable, name_of
+from draftlab.core.verify.token import check_table, drawable, name_of
 from draftlab.errors import UserError, fault_in
 
 
@@ -44,7 +44,7 @@ class TreeVerifier:
     selected: Survivors | None = None
 
     def __post_init__(self) -> None:
-        check_drafting(self.name, self.drafting)
+        check_drafting(self.drafting, f"verifier {self.name}: ")
 
     def transitions(self, position: Position, order: Order) -> Float64[Tensor, "positions drafts+1"]:
         """``P(the path goes on with y, m drafts are y) / q(y)`` at each position of a text; ``UserError`` where no path is selected."""
