@@ -148,3 +148,18 @@ def test_distinct_drafts_of_the_smallest_floats_have_probabilities_that_sum_to_1
     likely = dict(zip(map(tuple, joint.tokens.tolist()), joint.probs.tolist(), strict=True))
     assert likely[0, 1, 2] == pytest.approx(2 / 3)
     assert float(joint.probs.sum()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("drafts", [1, 2, 4])
+def test_the_optimum_can_be_a_loss(drafts: int) -> None:
+    """It raised "can't call numpy() on a tensor that requires grad". For one draft it is the acceptance of ``single``."""
+    target, logits = torch.randn(2, 5, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(drafts))
+    target = target.softmax(-1)
+
+    def loss(logits: Tensor) -> Tensor:
+        return 1 - optimum_iid(target, logits.softmax(-1), drafts)
+
+    assert torch.autograd.gradcheck(loss, logits.requires_grad_())
+    if drafts == 1:
+        distance = (target - logits.softmax(-1)).abs().sum(-1) / 2
+        torch.testing.assert_close(loss(logits), distance, rtol=0, atol=1e-15)

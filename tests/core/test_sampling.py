@@ -242,6 +242,12 @@ def test_bad_probabilities_say_what_and_where(probs: Tensor, message: str) -> No
             "the drafts' distributions differ, but iid drafts",
         ),
         (distribution(1, 1, 1).expand(3, -1), [1, 0, 1], "without_replacement", "repeats a token"),
+        (
+            distribution(1, 0, 1).expand(3, -1),
+            [2, 0, 2],
+            "without_replacement",
+            "has 2 tokens of positive probability, fewer than num_drafts = 3",
+        ),
     ],
 )
 def test_drafts_that_do_not_fit_are_refused(draft: Tensor, tokens: list[int], drafting: Drafting, message: str) -> None:

@@ -409,6 +409,31 @@ def test_a_uniform_of_zero_draws_nothing_of_probability_zero(monkeypatch: pytest
     assert (token.tolist(), accepted.tolist()) == ([2], [False])
 
 
+@pytest.mark.parametrize("name", TOKEN_VERIFIERS)
+@pytest.mark.parametrize("batch", [(), (6,), (2, 3)])
+def test_tables_with_any_batch_axes_and_with_gradients_are_verified(name: str, batch: tuple[int, ...]) -> None:
+    """As a notebook has them. Most verifiers raised "can't call numpy()", and all "too many indices"."""
+    verifier = TOKEN_VERIFIERS[name]
+    target, draft = random_distributions(2, 6, 5, seed=2)
+    drafts = draft[:, None].expand(-1, 2, -1)
+    tokens = draft_tokens(drafts, verifier.drafting, torch.Generator().manual_seed(0))
+    if batch == ():
+        target, drafts, tokens = target[:1], drafts[:1], tokens[:1]
+    given = target.requires_grad_(), drafts.requires_grad_(), tokens
+    shaped = [table.reshape(*batch, *table.shape[1:]) for table in given]
+    for flat, found in zip(
+        verifier.sample(*given, torch.Generator().manual_seed(1)),
+        verifier.sample(*shaped, torch.Generator().manual_seed(1)),
+        strict=True,
+    ):
+        assert found.shape == batch
+        assert torch.equal(found.reshape(-1), flat)
+    one, other = verifier.distribution(*shaped), verifier.distribution(*(table.detach() for table in given))
+    assert torch.equal(one.reshape(other.shape), other)
+    assert verifier.acceptance(*shaped[:2]).proc.shape == batch
+    assert not one.requires_grad
+
+
 def test_sampler_is_reproducible_and_uses_no_global_state() -> None:
     target, draft = next(random_pairs(1, seed=15, smallest=6))
     distributions, targets = draft.expand(64, 2, -1), target.expand(64, -1)

@@ -188,14 +188,14 @@ def check_support(draft_probs: Float64[Tensor, "*batch vocab"], num_drafts: int)
 
 
 def check_probs(probs: Float[Tensor, "*batch vocab"], name: str) -> Float64[Tensor, "*batch vocab"]:
-    """``probs`` in float64, renormalised. NaN, negative entries and sums other than 1 are a ``UserError`` that says where."""
+    """``probs`` in float64, renormalised, without gradient. NaN, negative entries and sums other than 1 are a ``UserError`` that says where."""
     if probs.dtype not in SUM_TOLERANCE:
         raise UserError(f"{name} has dtype {probs.dtype}", remedy="pass floating-point probabilities")
     if probs.numel() == 0:
         raise UserError(
             f"{name} is empty: shape {tuple(probs.shape)}", remedy="pass at least one token and one position"
         )
-    wide = probs.double()
+    wide = probs.detach().double()
     total = wide.sum(-1)
     bad = ~((total - 1).abs() <= SUM_TOLERANCE[probs.dtype])  # NaN fails every comparison
     if bool(bad.any()):
@@ -250,6 +250,7 @@ def _check_tokens(
         "verify with exactly the draft probabilities (after temperature, top-k, top-p) that were sampled from",
     )
     if distinct:
+        check_support(draft[..., 0, :], draft.shape[-2])
         ascending = tokens.sort(-1).values
         _refuse(
             (ascending[..., 1:] == ascending[..., :-1]).any(-1),

@@ -115,24 +115,33 @@ class TokenVerifier:
         return Decision(decision.accept, residual)
 
     def sample(
-        self, target_probs: Table, draft_probs: Tables, tokens: Tokens, generator: Generator, *, check: bool = True
-    ) -> tuple[Int64[Tensor, " batch"], Bool[Tensor, " batch"]]:
+        self,
+        target_probs: Float64[Tensor, "*batch vocab"],
+        draft_probs: Float64[Tensor, "*batch drafts vocab"],
+        tokens: Int64[Tensor, "*batch drafts"],
+        generator: Generator,
+        *,
+        check: bool = True,
+    ) -> tuple[Int64[Tensor, "*batch"], Bool[Tensor, "*batch"]]:
         """Draw the emitted token of each row, and whether it was accepted before the residual draw.
 
         **Arguments:**
-        - `target_probs`, `draft_probs`, `tokens`: as for `distribution`, with one batch axis.
+        - `target_probs`, `draft_probs`, `tokens`: as for `distribution`.
         - `generator`: draws the tokens.
-        - `check`: if False, the tables (from `to_probs`) and tokens (from `draft_tokens`) are not checked, which saves a pass over them.
+        - `check`: if False, the tables (from `to_probs`) and tokens (from `draft_tokens`) are not checked, which saves a pass over them; they
+          then have one batch axis.
 
-        **Returns:** token ids and flags, shape `(batch,)` each.
+        **Returns:** token ids and flags, shape `(*batch,)` each.
 
         >>> from draftlab.core.verify import single
         >>> same = torch.tensor([[0.5, 0.5]]).double()
         >>> single.sample(same, same[:, None], torch.tensor([[1]]), torch.Generator().manual_seed(0))
         (tensor([1]), tensor([True]))
         """
+        batch = tokens.shape[:-1]
         if check:
-            target_probs, draft_probs = check_drafted(target_probs, draft_probs, tokens, self.drafting)
+            checked = check_drafted(target_probs, draft_probs, tokens, self.drafting)
+            target_probs, draft_probs, tokens = _flat(*checked, tokens)
         decision = self._decided(target_probs, draft_probs, tokens)
         uniform = torch.rand(len(tokens), 1, dtype=torch.float64, device=tokens.device, generator=generator)
         choice = torch.searchsorted(decision.accept.cumsum(-1), uniform, right=True)
@@ -142,7 +151,7 @@ class TokenVerifier:
         if len(rejected):
             rows = slice(None) if len(rejected) == len(tokens) else rejected
             token[rows] = draw(drawable(decision.residual(rows), target_probs[rows]), 1, generator)[:, 0]
-        return token, accepted
+        return token.view(batch), accepted.view(batch)
 
     def acceptance_given(
         self,
