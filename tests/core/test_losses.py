@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from draftlab.core.losses import LOSSES, one_hot_logits
+from draftlab.errors import UserError
 
 
 def kl(first: list[float], second: list[float]) -> float:
@@ -132,3 +133,13 @@ def test_a_label_outside_a_trimmed_head_teaches_nothing() -> None:
     loss.sum().backward()
     assert loss.tolist() == [0.0]
     assert draft.grad.tolist() == [[0.0, 0.0, 0.0]]
+
+
+@pytest.mark.parametrize("name", ["forward_kl", "reverse_kl", "jsd_0.5", "tvd", "hard_label", "jeffreys_0.9"])
+def test_a_second_derivative_is_refused(name: str) -> None:
+    """A penalty on the gradient was a constant to autograd: it changed no update."""
+    draft, target = torch.randn(2, 3, 7, generator=torch.Generator().manual_seed(0))
+    draft.requires_grad_()
+    with pytest.raises(UserError, match="no second derivative"):
+        torch.autograd.grad(LOSSES[name](draft, target).sum(), draft, create_graph=True)
+    torch.autograd.grad(LOSSES[name](draft, target).sum(), draft)

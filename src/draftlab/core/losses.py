@@ -2,7 +2,7 @@
 
 Every loss is ``(draft_logits, target_logits) -> loss per position``; ``train.learning`` and ``train.online`` choose positions and take the
 mean. Both distributions are softmaxes at temperature 1 (OSD trains this way at every decoding temperature). Gradients flow only to the draft,
-and each loss has its gradient in closed form, which takes half as long as autograd.
+and each loss has its gradient in closed form, which takes half as long as autograd; second derivatives are refused.
 
 A logit of -inf means probability 0. A token that the target excludes contributes nothing. A token that the draft excludes lies outside its
 trimmed head, where no weight of the draft can change it: ``forward_kl`` and ``hard_label`` leave out its ``-target log draft``, which would be
@@ -18,6 +18,8 @@ from typing import Any, cast
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+
+from draftlab.errors import UserError
 
 Logits = Float[Tensor, "*positions vocab"]
 Loss = Callable[[Logits, Logits], Float[Tensor, "*positions"]]
@@ -199,5 +201,8 @@ class _KnownGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        if torch.is_grad_enabled():  # with create_graph=True; a second derivative would be 0 without a word
+            what = "these losses have a gradient in closed form, and no second derivative"
+            raise UserError(what, remedy="leave out create_graph=True, or write the loss in operations of torch")
         (gradient,) = context.saved_tensors
         return (gradient * gradients[0][..., None]).to(context.dtype), None, None
