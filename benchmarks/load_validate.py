@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from scipy.optimize import brentq
 
 import benchmarks
+from draftlab.core.theory import expected_block_length
 from draftlab.errors import UserError
 from draftlab.files.json_files import read_object
 from draftlab.serving import profiles, traces
-from draftlab.serving.acceptance import alpha_of_length
 from draftlab.serving.profiles import Attention, Costs, Profile
 from draftlab.serving.simulate import serve
 
@@ -197,7 +198,8 @@ def _crossing_rows() -> list[dict[str, Any]]:
         rows.append({**row, "within": "yes" if (gain > 1) == case.pays else "no"})
     h100 = profiles.load("h100x4-llama-2-70b")
     small = h100.model_copy(update={"draft": h100.target.scaled(0.2)})
-    alpha = alpha_of_length(small.block_ms(32, 500, 5) / small.block_ms(32, 500, 0), 5)
+    tokens = small.block_ms(32, 500, 5) / small.block_ms(32, 500, 0)  # per block, if drafting neither gains nor loses
+    alpha = brentq(lambda alpha: expected_block_length(alpha, 5) - tokens, 0, 1)
     setting = "vLLM #17984, 70B, 1B draft: slower at batch 32"
     row = _row("published crossings: above or below 1", setting, "alpha at break-even", np.nan, alpha, 0.0)
     return [*rows, {**row, "within": "unknown alpha"}]

@@ -14,7 +14,7 @@ from benchmarks import profiles as derived
 from draftlab.core.theory import expected_block_length
 from draftlab.errors import UserError
 from draftlab.serving import load, profiles, simulate, sweep, traces
-from draftlab.serving.acceptance import alpha_of_length, alphas_of_blocks, from_alpha, from_histograms
+from draftlab.serving.acceptance import alphas_of_blocks, from_alpha, from_histograms
 from draftlab.serving.profiles import Attention, Costs, Profile
 from draftlab.serving.traces import Arrivals
 
@@ -214,12 +214,6 @@ def test_the_best_lengths_are_those_of_a_server_that_is_full() -> None:
 def test_more_tokens_never_cost_less() -> None:
     costs = Costs(tokens={1: 10, 2: 10.2, 4: 10.3, 9: 11, 16: 12.05, 36: 11.9})
     assert costs.step(2048, 0, 1, 0) == pytest.approx(11.9)
-
-
-def test_alpha_of_length_inverts_the_block_length() -> None:
-    assert_allclose(alpha_of_length(expected_block_length(0.63, 5), 5), 0.63, atol=1e-9)
-    with pytest.raises(UserError, match="between 1 and"):
-        alpha_of_length(7.0, 5)
 
 
 def test_the_alpha_of_an_answer_follows_from_its_blocks_of_which_the_last_may_be_cut() -> None:

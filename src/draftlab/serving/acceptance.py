@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float64, Int
 
-from draftlab.core.theory import expected_block_length
 from draftlab.errors import UserError
 
 LONGEST = 32
@@ -94,20 +93,6 @@ def from_histograms(histograms: Sequence[Sequence[float]]) -> AcceptanceCurves:
         rows.append(np.concatenate([at_least[1:], beyond])[:LONGEST])
     tokens = [float(steps @ np.arange(1, len(steps) + 1)) for steps in every]
     return AcceptanceCurves(np.stack(rows), np.array(tokens), recorded=max(map(len, every)) - 1)
-
-
-def alpha_of_length(length: float, draft_len: int) -> float:
-    """The alpha whose expected block length is ``length`` (bonus token included), by bisection."""
-    if not 1 <= length <= draft_len + 1:
-        raise UserError(
-            f"an acceptance length of {length} with {draft_len} drafted tokens",
-            remedy="give a length between 1 and the draft length + 1",
-        )
-    low, high = 0.0, 1.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if expected_block_length(middle, draft_len) < length else (low, middle)
-    return (low + high) / 2
 
 
 def alphas_of_blocks(
