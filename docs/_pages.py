@@ -16,7 +16,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from draftlab.data.registry import table_markdown
-from draftlab.files.tables import read_table
+from draftlab.files.tables import read_texts
 from draftlab.plan import Experiment, load_experiment
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -83,7 +83,7 @@ SCALES = ("laptop", "smollm2", "qwen2.5-coder", "shapes", "shapes_cpu")
 
 def _papers() -> dict[str, str]:
     """A page for each experiment: question, answer, figure, table, what was printed beside ours, and its file."""
-    claims = read_table(ROOT / "paper_figures/laptop/data/claims.csv", dtype=str, keep_default_na=False)
+    claims = read_texts(ROOT / "paper_figures/laptop/data/claims.csv")
     pages, index = (
         {},
         {

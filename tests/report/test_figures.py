@@ -178,7 +178,7 @@ def test_a_legend_lists_known_series_in_their_order():
     figure, axes = style.panels(1, 1)
     for label in ("printed", "static, 100 %", "static, 30 %", "online"):
         axes[0, 0].plot([0, 1], [0, 1], label=label)
-    style.legend(figure, list(axes.flat))
+    style.legend(figure)
     shown = [text.get_text() for text in figure.legends[0].get_texts()]
     assert shown == ["online", "static, 30 %", "static, 100 %", "printed"]
 
@@ -198,7 +198,7 @@ def test_a_legend_has_the_room_that_it_takes(width):
     figure, axes = style.panels(1, 1, width=width)
     for label in labels:
         axes[0, 0].plot([0, 1], [0, 1], label=label)
-    style.legend(figure, list(axes.flat))
+    style.legend(figure)
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     (legend,) = figure.legends

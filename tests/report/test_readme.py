@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from draftlab.errors import UserError
-from draftlab.files.tables import read_table
+from draftlab.files.tables import read_table, read_texts
 from draftlab.report import findings, readme, tidy
 from draftlab.report.figures import style
 from draftlab.stages import STAGES
@@ -49,7 +49,7 @@ def test_another_result_makes_it_stale(copy):
 
 
 def test_it_names_every_statement_that_did_not_hold_and_counts_each_verdict(copy):
-    rows = read_table(copy / readme.CLAIMS, dtype=str, keep_default_na=False)
+    rows = read_texts(copy / readme.CLAIMS)
     wrong = rows[(rows["published"] == "in words") & (rows["verdict"] == "contradicts")]
     text = (copy / "README.md").read_text()
     assert len(wrong)
@@ -71,7 +71,7 @@ def test_it_names_every_statement_that_did_not_hold_and_counts_each_verdict(copy
 
 
 def test_a_statement_about_an_exact_table_has_no_interval(copy):
-    rows = read_table(copy / readme.CLAIMS, dtype=str, keep_default_na=False).set_index("claim_id", drop=False)
+    rows = read_texts(copy / readme.CLAIMS).set_index("claim_id", drop=False)
     place = "mdss.optimum_dominates_region"
     assert rows.loc[place, "ci_low"] == ""
     note = "0 of 1 comparisons hold, 1 fail; least favourable (acceptance, panel left): -0.1"

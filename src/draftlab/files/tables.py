@@ -80,9 +80,7 @@ def read_table(path: Path | str, **options: Any) -> pd.DataFrame:
     """
     import pandas as pd
 
-    if "keep_default_na" not in options:
-        options = {"keep_default_na": False, "na_values": [""], **options}
-
+    options = {"keep_default_na": False, "na_values": [""], **options}
     try:
         text = table_bytes(path).decode("utf-8")
         for _ in _rows(text, path):
@@ -90,6 +88,11 @@ def read_table(path: Path | str, **options: Any) -> pd.DataFrame:
         return pd.DataFrame(pd.read_csv(io.StringIO(text), **options))
     except (ValueError, csv.Error) as error:
         raise UserError(f"not a table: {error}", file=path, remedy=REMEDY) from None
+
+
+def read_texts(path: Path | str) -> pd.DataFrame:
+    """Read a CSV file as ``read_table`` does, but every cell as text, an empty one too."""
+    return read_table(path, dtype=str, na_filter=False)
 
 
 def join_tables(rows: tuple[Path, ...], out: Path) -> None:

@@ -12,7 +12,7 @@ import pandas as pd
 import tyro
 
 from draftlab.errors import UserError
-from draftlab.files.tables import CLAIMS, read_table, tables_in
+from draftlab.files.tables import CLAIMS, read_texts, tables_in
 from draftlab.report import published, tidy
 
 JUDGED = ("ours", "ci_low", "ci_high", "n", "detectable", "verdict", "note")
@@ -63,7 +63,7 @@ def tables_of(folder: Path) -> Tables:
     paths = tables_in(folder) | {path.stem: path for path in folder.glob(f"{CLAIMS}.csv")}
     if not paths:
         raise UserError("no tables here", file=folder, remedy="name the folder of a finished run below results/")
-    return {name: read_table(path, dtype=str, keep_default_na=False) for name, path in paths.items()}
+    return {name: read_texts(path) for name, path in paths.items()}
 
 
 def _differing_columns(name: str, one: pd.DataFrame, two: pd.DataFrame, timed: frozenset[str]) -> Iterator[Difference]:

@@ -24,7 +24,7 @@ from draftlab.data import dropped
 from draftlab.errors import UserError
 from draftlab.files.atomic import write_text
 from draftlab.files.json_files import read_json, split_common
-from draftlab.files.tables import read_table
+from draftlab.files.tables import read_texts
 from draftlab.plan import Scale
 from draftlab.report import findings, published, summary, tables, tidy
 from draftlab.report.contrast import PAIRED
@@ -77,7 +77,7 @@ def write(
     """
     given = [text for text in config if text.partition("=")[0] in ("dataset", "target", "draft")]
     traffic = any(text.startswith("dataset=") for text in config)
-    ledger = read_table(results / "claims.csv", dtype=str, keep_default_na=False)
+    ledger = read_texts(results / "claims.csv")
     ledger = ledger[:0] if traffic else ledger  # no paper printed numbers for the user's prompts
     by_table = _rows_by_table(ledger)
     settings = config or (f"scale={scale}",)

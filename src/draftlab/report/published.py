@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from draftlab.errors import UserError
 from draftlab.files.checkout import WORKFLOW
-from draftlab.files.tables import read_table
+from draftlab.files.tables import read_table, read_texts
 from draftlab.files.yaml_files import Place, read_yaml
 from draftlab.plan import Scale, settings_error
 from draftlab.report import tidy
@@ -250,7 +250,7 @@ def load(folder: Path | None = None) -> Published:
 
 def _numbers(path: Path) -> pd.DataFrame:
     """Read the printed numbers of one paper, and add the parsed settings, the claim id and the values as numbers."""
-    frame = read_table(path, dtype=str, keep_default_na=False)
+    frame = read_texts(path)
     settings = [parse_setting(text) for text in frame["setting"]]
     frame = frame.assign(
         settings=pd.Series(settings, dtype=object),

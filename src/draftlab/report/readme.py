@@ -11,7 +11,7 @@ import pandas as pd
 from draftlab.errors import UserError
 from draftlab.files.atomic import write_text
 from draftlab.files.json_files import read_json
-from draftlab.files.tables import read_table, tables_in
+from draftlab.files.tables import read_texts, tables_in
 from draftlab.plan import Layout, load_experiment
 from draftlab.report import stages_page, tables, tidy
 from draftlab.report.contrast import PAIRED
@@ -216,7 +216,7 @@ def _score(root: Path) -> str:
 
 
 def _claims(root: Path) -> pd.DataFrame:
-    return read_table(root / CLAIMS, dtype=str, keep_default_na=False)
+    return read_texts(root / CLAIMS)
 
 
 PARTS: dict[str, Callable[[Path], str]] = {

@@ -192,7 +192,7 @@ def _inert(label: object) -> object:
 
 def read_cells(path: Path) -> pd.DataFrame:
     """Read the CSV file of cells that ``write`` wrote."""
-    cells = read_table(path, keep_default_na=False, na_values={key: [""] for key in ("estimate", "ci_low", "ci_high")})
+    cells = read_table(path, na_values={key: [""] for key in ("estimate", "ci_low", "ci_high")})
     return cells.assign(**{str(key): _numbers(cells[key]) for key in cells if cells[key].eq(ALL).any()})
 
 

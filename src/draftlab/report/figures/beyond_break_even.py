@@ -35,7 +35,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
         ax.set_xticks(online["update_interval"], online["update_interval"].astype(str), minor=False)
         ax.set_xticks([], minor=True)
     axes[0, 0].set_ylabel("cost of the undistilled draft over own cost")
-    legend(figure, list(axes[0]))
+    legend(figure)
     footer(
         figure,
         scale,

@@ -22,7 +22,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
         estimates = tidy.ratio_table(table, above, "positions", ["panel", "scheme", "draft_temperature"])
         # The optimum has no shortfall, and 0 has no place on a log axis.
         estimates = estimates[estimates["estimate"] > 1e-6]
-        order = in_order(estimates["scheme"].tolist(), LOOKS)
+        order = in_order(estimates["scheme"], LOOKS)
         for ax, value in zip(axes[row], shown, strict=True):
             curves(ax, estimates[estimates["panel"] == value], "draft_temperature", "scheme", order, 0.02)
     for upper, lower, value in zip(*axes, shown, strict=True):
@@ -30,7 +30,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
         lower.set(xlabel="draft temperature", yscale="log")
     axes[0, 0].set_ylabel("acceptance")
     axes[1, 0].set_ylabel("shortfall from the optimum")
-    legend(figure, list(axes.flat))
+    legend(figure)
     n = tidy.resampled_ids(table).groupby(table["panel"]).nunique()
     footer(figure, scale, f"{counted(n)} requests per point", "bars: 95 % bootstrap")
     return figure

@@ -28,7 +28,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     figure, axes = panels(1, len(shown), height=2.2, sharey=True)
     for ax, drafts in zip(axes[0], shown, strict=True):
         rows = shortfalls[shortfalls["num_drafts"] == drafts]
-        for place, contender in enumerate(in_order(rows["contender"].tolist(), list(LOOKS))):
+        for place, contender in enumerate(in_order(rows["contender"], LOOKS)):
             line, style = rows[rows["contender"] == contender].sort_values("iterations"), look(contender, place)
             if line["estimate"].max() < 1e-6:
                 ax.axvline(line["us"].iloc[0], **style.options(marker=""))
@@ -41,7 +41,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
         ax.set(title=f"K = {drafts}", xlabel="CPU µs per position", xscale="log", yscale="log")
         ax.margins(y=0.1)  # room for the numbers
     axes[0, 0].set_ylabel("shortfall from the optimum")
-    legend(figure, list(axes[0]))
+    legend(figure)
     footer(
         figure,
         scale,

@@ -64,10 +64,10 @@ def curve_figure(
         table = table.assign(**{x: (table[x] / unit).round().astype(int)})
         xlabel = f"{xlabel}, {unit_name}"
     table = labelled(table, keys)
-    shown = in_order(table[panel].tolist(), [] if panel == "group" else list(NAMES)) if panel else [None]
+    shown = in_order(table[panel], () if panel == "group" else NAMES) if panel else [None]
     rows_of = {value: table if panel is None else table[table[panel] == value] for value in shown}
     measures = form.quantities(stage_measures)
-    order = in_order(table[series].tolist(), form.order or LOOKS) if series else []
+    order = in_order(table[series], form.order or LOOKS) if series else []
     height, width = (1.6 if form.also else 2.0), (7.0 if len(shown) > 1 else 4.6)
     figure, axes = panels(len(measures) + (foot is not None), len(shown), height=height, width=width, sharey="row")
     for upper in axes[: len(measures) - 1]:
@@ -102,7 +102,7 @@ def curve_figure(
     # A single series is named in the footer and needs no legend.
     alone = [name(order[0])] if series and len(order) == len(labels) == 1 else []
     if labels and not alone and (series or form.printed):
-        legend(figure, list(axes.flat))
+        legend(figure)
     shown_apart = {field for key in keys for field in (key, *fields_of(key))}
     several = "dataset" in table and "dataset" not in shown_apart and table["dataset"].nunique() > 1
     datasets = f" of {table['dataset'].nunique()} datasets" if several else ""
@@ -188,7 +188,7 @@ def curves(ax: Axes, rows: pd.DataFrame, x: str, series: str | None, order: Sequ
     A known series has its own look, others get one by their place in ``order``, which lists the series of the figure. Lines are shifted by ``apart`` along ``x``, so that no
     interval hides another.
     """
-    values = in_order(rows[series].tolist(), order) if series else [None]
+    values = in_order(rows[series], order) if series else [None]
     styles = looks([*order, *values]) if series else {None: look("ours", 0)}
     several = rows[x].nunique() > 1
     for place, value in enumerate(values):
@@ -231,7 +231,7 @@ def _draw_time_split(form: Live, ax: Axes, rows: pd.DataFrame) -> None:
     """Draw stacked bars of the microseconds per emitted token of each series, over all values of ``x``, by part of the decoding loop."""
     parts = [part for part in PARTS if part in rows]  # in older tables selection includes the target's distributions
     sums = rows.groupby(form.series, sort=False)[[*parts, "emitted"]].sum()
-    sums = sums.loc[in_order(sums.index.tolist(), list(LOOKS))]
+    sums = sums.loc[in_order(sums.index, LOOKS)]
     left = np.zeros(len(sums))
     for part in parts:
         label, colour = PARTS[part]

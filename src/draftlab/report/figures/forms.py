@@ -78,7 +78,7 @@ def overview(experiment: str, table: pd.DataFrame, scale: str) -> Figure:
     ):  # a number comes with the name of its setting
         ax.set_ylabel(key_name(layout.rows[0]))
     if len(series) > 1:
-        legend(figure, [ax])
+        legend(figure)
     units = tidy.resampled_name(table)
     interval = f"{counted(cells['n'])} {units} per mark, bars: 95 % bootstrap" if units else EXACT
     footer(figure, scale, interval, seeds(table), label if len(series) == 1 else "")

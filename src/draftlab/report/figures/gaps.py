@@ -34,7 +34,7 @@ def gap_figure(table: pd.DataFrame, scale: str, published: Published, form: Gaps
     if not gaps:
         remedy = "change `pairs` in its YAML file, or leave `figure` out"
         raise UserError("figure: no group has values of both methods of a pair", remedy=remedy)
-    shown = in_order([panel for panel, _, _ in gaps], NAMES)
+    shown = in_order((panel for panel, _, _ in gaps), NAMES)
     figure, axes = panels(1, len(shown), height=0.6 + 0.25 * len(form.pairs), sharey=True)
     for ax, value in zip(axes[0], shown, strict=True):
         _draw_map(ax, {(x, pair): gap for (panel, x, pair), gap in gaps.items() if panel == value}, form)
@@ -60,7 +60,7 @@ def gap_figure(table: pd.DataFrame, scale: str, published: Published, form: Gaps
 
 def _draw_map(ax: Axes, gaps: Mapping[tuple[str, str], Interval], form: Gaps) -> None:
     """Draw differences by value of ``x`` and pair; those whose interval includes 0 are in brackets."""
-    across, down = in_order([x for x, _ in gaps], NAMES), in_order([pair for _, pair in gaps], form.pairs)
+    across, down = in_order((x for x, _ in gaps), NAMES), in_order((pair for _, pair in gaps), form.pairs)
     shown = np.full((len(down), len(across)), np.nan)
     for x, pair in itertools.product(dict.fromkeys(x for x, _ in gaps), down):
         if gap := gaps.get((x, pair)):

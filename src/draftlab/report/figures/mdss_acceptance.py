@@ -48,7 +48,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     axes[0, 0].set_yscale("symlog", linthresh=1e-3)
     axes[0, 0].margins(y=0.08)
     axes[1, 0].set_ylabel("acceptance")
-    legend(figure, list(axes.flat))
+    legend(figure)
     footer(
         figure,
         scale,
@@ -64,6 +64,6 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
 
 def _draw_lines(ax: Axes, rows: pd.DataFrame) -> None:
     """Draw one line per scheme, slightly shifted so that intervals do not hide each other."""
-    for place, (scheme, style) in enumerate(looks(in_order(rows["scheme"].tolist(), SCHEMES)).items()):
+    for place, (scheme, style) in enumerate(looks(in_order(rows["scheme"], SCHEMES)).items()):
         line = rows[rows["scheme"] == scheme].sort_values("num_drafts")
         points(ax, line["num_drafts"] * 1.04 ** (place - 2), line, style, markersize=3)

@@ -29,7 +29,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     expected_counts = sorted(table["expected_subsets"].unique())
     ax.set_yticks(expected_counts, list(map(str, expected_counts)))
     ax.minorticks_off()
-    legend(figure, [ax])
+    legend(figure)
     difference = f"formula and linear program differ by at most {table['largest_difference'].max():.1e}"
     footer(figure, scale, "exact: no interval", f"{int(table['other'].sum())} other facets", difference)
     return figure

@@ -40,7 +40,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published, claim: str = "",
             ax.plot(printed, [len(schemes)] * len(printed), style.marker, mfc="none", mec=style.colour, ms=4)
         ax.set(title=kept, xlabel="ms per decision", xscale="log", ylim=(len(names) - 0.5, -0.5))
         ax.set_yticks(range(len(names)), names)
-    legend(figure, list(axes[0]))
+    legend(figure)
     beside = "hollow: on another machine, to a tolerance of 0.001" if claim else ""
     where = "one thread" if scale in ("smoke", "laptop") else "a GPU"
     footer(

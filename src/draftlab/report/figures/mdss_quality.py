@@ -33,7 +33,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
         counts.append(estimates["n"])
         claim, x = PRINTED[metric, identical]
         rated = estimates[estimates["scheme"] != "plain"]
-        curves(ax, rated, "draft_temperature", "scheme", in_order(rated["scheme"].tolist(), LOOKS), apart=0.03)
+        curves(ax, rated, "draft_temperature", "scheme", in_order(rated["scheme"], LOOKS), apart=0.03)
         for plain in records(_estimates(table[(table["dataset"] == dataset) & (table["scheme"] == "plain")], metric)):
             level(ax, plain, LOOKS["plain"], alpha=0.12)
         printed = published.of(claim)
@@ -45,7 +45,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
             ax.set_xlabel("draft temperature" if identical else "temperature of the second draft")
         if column == 0:
             ax.set_ylabel(label)
-    legend(figure, list(axes.flat))
+    legend(figure)
     facts = [] if scale == "paper" else ["our requests are templates, which are easier than the printed datasets"]
     footer(
         figure,

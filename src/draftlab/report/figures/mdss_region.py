@@ -17,12 +17,12 @@ SCHEMES = ("optimal", "k_seq", "specinfer", "single")
 def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     """Plot a column per family of targets and a row per K; the full linear program equals the optimum and is left out."""
     counts = sorted(table["num_drafts"].unique())
-    families = in_order(table["panel"].tolist(), FAMILIES)
+    families = in_order(table["panel"], FAMILIES)
     figure, axes = panels(len(counts), len(families), height=1.7, sharey=True, sharex="col")
     for (row, drafts), (column, panel) in itertools.product(enumerate(counts), enumerate(families)):
         ax = axes[row, column]
         rows = table[(table["panel"] == panel) & (table["num_drafts"] == drafts)]
-        for place, scheme in enumerate(in_order(rows["scheme"].tolist(), SCHEMES)):
+        for place, scheme in enumerate(in_order(rows["scheme"], SCHEMES)):
             if scheme == "importance":
                 continue
             line = rows[rows["scheme"] == scheme].sort_values("q2")
@@ -33,7 +33,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
             ax.set_xlabel("q2")
         if column == 0:
             ax.set_ylabel(f"acceptance, K = {drafts}")
-    legend(figure, list(axes.flat))
+    legend(figure)
     footer(
         figure, scale, "draft (1/3, 1/3, 1/3)", "exact: no sampling, so no n and no interval", "the paper prints K = 2"
     )

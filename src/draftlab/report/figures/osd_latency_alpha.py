@@ -40,7 +40,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
         ax.axhline(1, color=GREY, linewidth=0.6)
         ax.set_xlabel("alpha")
     axes[0, 0].set_ylabel("speed-up over the target alone")
-    legend(figure, list(axes[0]))
+    legend(figure)
     footer(
         figure,
         scale,

@@ -43,9 +43,9 @@ def draw(table: pd.DataFrame, scale: str, published: Published, costs: bool = Fa
     table = table.assign(dataset=table.get("dataset", "requests"), engine=table[by] if by else "")
     drafts = table[~table["contender"].isin([PLAIN, AGAIN])]
     speedups = ratio_table(table[table["contender"] != PLAIN], "plain_seconds", "seconds", KEYS)
-    datasets = in_order(speedups["dataset"].tolist(), NAMES)
+    datasets = in_order(speedups["dataset"], NAMES)
     engines = list(dict.fromkeys(table["engine"]))
-    contenders = in_order(drafts["contender"].tolist(), LOOKS if costs else ())
+    contenders = in_order(drafts["contender"], LOOKS if costs else ())
     styles = looks(contenders)
     if costs:
         figure, axes = panels(1, 2, height=0.7 + 0.11 * len(contenders) * len(datasets), sharey=True)
@@ -83,7 +83,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published, costs: bool = Fa
     for panel in axes[0]:
         panel.axvline(1, color=GREY, linewidth=0.6)
     axes[0, 0].set_yticks(range(len(datasets)), [name(dataset) for dataset in datasets])
-    legend(figure, list(axes[0]))
+    legend(figure)
     footer(
         figure,
         scale,

@@ -51,7 +51,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     )
     keys = ["dataset", "contender", "way", "temperature"]
     ways = list(dict.fromkeys(table["way"]))
-    datasets = in_order(table["dataset"].tolist(), list(DATASETS))
+    datasets = in_order(table["dataset"], DATASETS)
     figure, axes = panels(1, 2, height=0.5 + 0.16 * len(ways) * len(datasets), sharey=True)
     for ax, ((above, below), label) in zip(axes[0], MEASURES.items(), strict=True):
         estimates = tidy.ratio_table(table, above, below, keys)
@@ -75,7 +75,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     ]
     axes[0, 0].set_yticks(places, labels)
     axes[0, 0].set_ylim(places[-1] + 0.7, -0.7)
-    legend(figure, list(axes[0]))
+    legend(figure)
     per_block = int(table["requests"].max())
     facts = f"{counted(estimates['n'])} blocks of {per_block} requests, open marks: temperature 1"
     footer(figure, scale, facts, seeds(table), "bars: 95 % bootstrap over blocks", "typical acceptance is not lossless")

@@ -40,8 +40,8 @@ def draw(
     """Plot a panel per dataset and a row per variant: ours with its interval, and the printed value of ``pair`` as a diamond."""
     table = table.fillna({"sample_source": "none", "loss": "none"})
     alphas = ratio_table(table, "overlap", "visited", ["dataset", "sample_source", "loss"])
-    datasets = in_order(alphas["dataset"].tolist(), NAMES)
-    variants = in_order(list(zip(alphas["sample_source"], alphas["loss"], strict=True)), list(PRINTED))  # type: ignore[arg-type]
+    datasets = in_order(alphas["dataset"], NAMES)
+    variants = in_order(zip(alphas["sample_source"], alphas["loss"], strict=True), PRINTED)
     figure, axes = panels(1, len(datasets), height=0.5 + 0.2 * len(variants), sharey=True, sharex=True)
     for ax, dataset in zip(axes[0], datasets, strict=True):
         rows = alphas[alphas["dataset"] == dataset].set_index(["sample_source", "loss"])
@@ -53,7 +53,7 @@ def draw(
         ax.set(title=name(dataset), xlabel="alpha", xlim=(-0.02, 1), ylim=(len(variants) - 0.5, -0.5))
         ax.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "", "0.5", "", "1"])
         ax.set_yticks(range(len(variants)), [_label(*variant) for variant in variants])
-    legend(figure, axes[0])
+    legend(figure)
     footer(
         figure,
         scale,

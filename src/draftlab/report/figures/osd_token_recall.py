@@ -32,7 +32,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
         facts=["at the right: the authors' means over 100 tokens"],
     )
     figure = curve_figure(common, scale, published, form, {}, foot=_draw_tokens)
-    datasets = in_order(common["dataset"].tolist(), NAMES)
+    datasets = in_order(common["dataset"], NAMES)
     for row, statistic in enumerate(("precision", "recall")):
         for ax, dataset in zip(figure.axes[row * len(datasets) :], datasets, strict=False):
             ax.set_ylim(-0.05, 1.05)  # shares, although an interval over few requests may reach above 1

@@ -44,7 +44,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     ax.set(xscale="log", xlabel="seconds", ylim=(len(PAIRS) + len(drafts) - 0.5, -0.6))
     labels = [*(f"ours, {name(draft)} draft" for draft in drafts), *PAIRS.values()]
     ax.set_yticks(range(len(labels)), labels)
-    legend(figure, [ax])
+    legend(figure)
     footer(
         figure,
         scale,

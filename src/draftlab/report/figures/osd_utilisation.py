@@ -40,7 +40,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
         diamonds(right, value, [place] * len(value), None)
     right.set(xlabel="target over draft FLOPs", ylim=(len(pairs) - 0.5, -0.5))
     right.set_yticks(range(len(pairs)), list(map(name, pairs)))
-    legend(figure, [left])
+    legend(figure)
     below = f"the factors that the paper names give {first['flops_per_second'] / printed:,.0f} times the load that it prints"
     footer(figure, scale, "exact, so no interval", below)
     return figure

@@ -31,7 +31,7 @@ def stream_figure(table: pd.DataFrame, scale: str, published: Published, form: S
     order = list(NAMES)
     if form.by_class:  # the longest stream first
         order = table.groupby(panel)["stream_index"].max().sort_values(ascending=False, kind="stable").index.tolist()
-    shown = in_order(table[panel].tolist(), order) if panel else [None]
+    shown = in_order(table[panel], order) if panel else [None]
     has_printed = bool(form.curves or form.printed)
     figure, axes = panels(1 + has_printed, len(shown), height=1.7, sharey=True, sharex="row", width=7.0)
     windows: list[int] = []
@@ -50,7 +50,7 @@ def stream_figure(table: pd.DataFrame, scale: str, published: Published, form: S
     axes[0, 0].set(ylabel="alpha, ours" if has_printed else "alpha", ylim=(0, 1), xlim=(0, None))
     if has_printed:
         axes[1, 0].set(ylabel="alpha, printed", xlim=(0, max(form.lengths.values(), default=None)))
-    legend(figure, list(axes.flat))
+    legend(figure)
     length = _length(table)
     if form.curves and form.curves.records:  # align the shifts of both streams
         axes[1, 0].set_xlim(0, axes[0, 0].get_xlim()[1] * form.curves.records / length)
@@ -98,7 +98,7 @@ def _draw_moving_averages(ax: Axes, rows: pd.DataFrame, form: StreamCurves) -> i
     """Draw the moving averages of one panel; return the window in requests, which is shortened for a short stream."""
     step, length = _step(rows), _length(rows)
     window = max(min(form.window, max(5, length // 10)) // step, 1)
-    for place, (value, style) in enumerate(looks(in_order(rows[form.series].tolist(), LOOKS)).items()):
+    for place, (value, style) in enumerate(looks(in_order(rows[form.series], LOOKS)).items()):
         line = rows[rows[form.series] == value]
         sums = line.groupby("stream_index")[["overlap", "visited"]].sum()
         if value == "offline":

@@ -121,15 +121,15 @@ def panels(rows: int, columns: int, *, width: float = WIDE, height: float = 1.7,
     return figure, axes
 
 
-def legend(figure: Figure, axes: Sequence[Axes]) -> None:
+def legend(figure: Figure) -> None:
     """Draw one legend above all panels, with each label once, known series first and in their order, in as many columns as fit."""
     handles: dict[str, Any] = {}
-    for ax in axes:
+    for ax in figure.axes:
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle[0] if isinstance(handle, ErrorbarContainer) else handle)
     if not handles:
         return
-    labels = in_order(list(handles), [known.label for known in LOOKS.values()])
+    labels = in_order(handles, [known.label for known in LOOKS.values()])
     room = 71 * figure.get_figwidth()  # points: an inch has 72
     rows = next(rows for rows in range(1, len(labels) + 1) if _width(labels, rows) <= room or rows == len(labels))
     columns = -(-len(labels) // rows)
@@ -244,7 +244,7 @@ def held(table: pd.DataFrame, keys: Sequence[str]) -> list[str]:
     return [setting(key, table[key].head(1).tolist()[0]) for key in constant]
 
 
-def in_order(values: Sequence[Any], order: Mapping[str, Any] | Sequence[str]) -> list[Any]:
+def in_order(values: Iterable[Any], order: Iterable[Any]) -> list[Any]:
     """The distinct ``values``: first those in ``order``, in its order, then the others as they come."""
     known, distinct = list(order), list(dict.fromkeys(values))
     return sorted(distinct, key=lambda value: known.index(value) if value in known else len(known))
