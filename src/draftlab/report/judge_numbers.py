@@ -89,12 +89,11 @@ def _gaps(
 
     Also returns the names of the neighbours in whose rows, further down, the difference from this one is judged instead.
     """
-    gaps = []
+    own, gaps, shared = rule.select(filters), list[tuple[Interval, float, str]](), list[str]()
     if rule.level is not None:
         over = shift(ours, -rule.level)
-        decides = ours.n > 1 or tables.is_exact(rule.select(filters))
+        decides = ours.n > 1 or tables.is_exact(own)
         gaps.append((over if decides else undecided(over), row["value"] - rule.level, f"{rule.level:g}"))
-    shared = []
     position = published.position
     for settings in rule.against:
         for other in _neighbours(row, settings, published):
@@ -104,16 +103,18 @@ def _gaps(
                 continue
             beside = settings.get("ours")
             against = {**filters, **beside} if isinstance(beside, dict) else _filters(other_rule, other["settings"])
-            if against is not None and against.get("measure") == filters.get("measure"):
-                theirs = (rule if beside else other_rule).select(against)
-                if theirs == rule.select(filters):  # a setting that is printed twice
-                    continue
-                result = compute(Contrast(rule.select(filters), theirs), tables)
-                later = position[other["claim_id"]] > position[row["claim_id"]]
-                if result is not None and later and _compares(other, other_rule, row, published):
-                    shared.append(_name(row, other))
-                elif result is not None:
-                    gaps.append((result.value, printed, _name(row, other)))
+            if against is None or against.get("measure") != filters.get("measure"):
+                continue
+            theirs = (rule if beside else other_rule).select(against)
+            if theirs == own:  # a setting that is printed twice
+                continue
+            if (result := compute(Contrast(own, theirs), tables)) is None:
+                continue
+            is_later = position[other["claim_id"]] > position[row["claim_id"]]
+            if is_later and _compares(other, other_rule, row, published):
+                shared.append(_name(row, other))
+            else:
+                gaps.append((result.value, printed, _name(row, other)))
     return gaps, shared
 
 

@@ -51,11 +51,11 @@ def _draws(dataset: str, part: str, seed: int, space: str) -> Iterator[tuple[dic
             yield row, cleaned
 
 
-def rows(dataset: str, split: str, *, seed: int, space: str = "service") -> Iterator[dict[str, Any]]:
-    """Yield raw rows forever. No prompt occurs in both splits, and none repeats before ``PATIENCE`` draws in a row were repeats."""
+def rows(dataset: str, split: str, *, seed: int) -> Iterator[dict[str, Any]]:
+    """Yield raw rows of the service forever. No prompt occurs in both splits, and none repeats before ``PATIENCE`` draws in a row were repeats."""
     seen: set[int] = set()
     repeats = 0
-    for row, cleaned in _draws(dataset, split, seed, space):
+    for row, cleaned in _draws(dataset, split, seed, "service"):
         key = hash(cleaned.text)
         if repeats < PATIENCE and key in seen:
             repeats += 1
@@ -65,12 +65,12 @@ def rows(dataset: str, split: str, *, seed: int, space: str = "service") -> Iter
         yield row
 
 
-def public_documents(n: int, seed: int, *, prose_share: float = 0.5) -> Iterator[str]:
-    """Yield ``n`` texts to pretrain a draft on: prose, and answers from the ``public`` name space without their prompts."""
+def public_documents(n: int, seed: int) -> Iterator[str]:
+    """Yield ``n`` texts to pretrain a draft on: half of them prose, half answers from the ``public`` name space without their prompts."""
     draw = Random(f"{seed}/public")
     draws = [_draws(name, "public", seed, "public") for name in FOUR]
     for _ in range(n):
-        if draw.random() < prose_share:
+        if draw.random() < 0.5:
             yield paragraph(draw)
         else:
             yield next(draw.choice(draws))[1].reference or ""
