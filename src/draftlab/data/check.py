@@ -46,6 +46,7 @@ COUNTED: dict[str, Callable[[Prompt], bool]] = {
     "with_tools": lambda prompt: bool(prompt.tools),
     "with_template_options": lambda prompt: bool(prompt.template_options),
     "rendered": lambda prompt: prompt.is_rendered,
+    "special_strings": lambda prompt: any(mark in prompt.whole for mark in SPECIALS),
 }
 """What is counted of the prompts, by the name of its field in ``FileSummary``."""
 
@@ -112,7 +113,7 @@ def check(
     rejected: Counter[str] = Counter()
     first: dict[str, str] = {}
     first_prompt = ""
-    read = duplicates = overlap = specials = 0
+    read = duplicates = overlap = 0
     counts = dict.fromkeys(COUNTED, 0)
     lengths, reference_lengths, sample = array("I"), array("I"), list[str]()
     for record in _records(file, name, max_chars):
@@ -121,7 +122,6 @@ def check(
             rejected[record.reason] += 1
             first.setdefault(record.reason, f"line {record.line}: {record.row}")
             continue
-        whole = record.whole
         first_prompt = first_prompt or excerpt(record.text)
         for what, holds in COUNTED.items():
             counts[what] += holds(record)
@@ -129,8 +129,7 @@ def check(
         duplicates += value in seen
         seen.add(value)
         overlap += others is not None and value in others
-        specials += any(mark in whole for mark in SPECIALS)
-        lengths.append(count(whole))
+        lengths.append(count(record.whole))
         if record.reference is not None:
             reference_lengths.append(count(record.reference))
         if len(sample) < SAMPLE:
@@ -143,7 +142,6 @@ def check(
         rejected=dict(rejected),
         first_rejected=first,
         first_prompt=first_prompt,
-        special_strings=specials,
         **counts,
         duplicates=duplicates,
         overlap=overlap if others is not None else None,

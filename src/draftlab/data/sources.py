@@ -23,7 +23,7 @@ from draftlab.data.registry import Dataset, Split
 from draftlab.errors import UserError, first_line, printable
 from draftlab.files import hub, packages
 from draftlab.files.digests import sha256
-from draftlab.files.json_files import read_json, read_jsonl, write_json, write_jsonl
+from draftlab.files.json_files import read_jsonl, read_object, write_json, write_jsonl
 from draftlab.files.seals import content_digest
 
 if TYPE_CHECKING:
@@ -158,8 +158,7 @@ class Fetched:
         return read_jsonl(self.folder / f"{split}.jsonl", RawRow)
 
     def provenance(self, split: Split) -> dict[str, Any]:
-        provenance: dict[str, Any] = read_json(provenance_path(self.folder / f"{split}.jsonl"))
-        return provenance
+        return read_object(provenance_path(self.folder / f"{split}.jsonl"))
 
 
 def open_source(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -109,19 +109,8 @@ def write(pair: Deployment, engines: Sequence[str], out: Path) -> list[EngineFil
     check_replaceable(out, ours := lambda names: not names or (bool(earlier) and names <= {README, *earlier}))
     written = []
     for name in engines or EMITTERS:
-        if name not in EMITTERS:
-            raise UserError(f"no engine {name!r}", remedy=f"give one of {', '.join(EMITTERS)}")
         try:
-            _refuse(name, "--confidence", pair.confidence, ENDS_EARLY, f"blocks of {name} do not end early")
-            _refuse(name, "--lookup", pair.lookup, LOOKS_UP, f"{name} drafts in one way alone")
-            if pair.parallel and name not in IN_PARALLEL:
-                what = f"{name} drafts token after token, and this draft proposes a block in one pass"
-                raise UserError(what, remedy="name vllm")
-            if name.startswith("tensorrt") and (pair.target.endswith(".gguf") or pair.draft.endswith(".gguf")):
-                raise UserError(f"{name} does not read a GGUF file", remedy="give model folders, or hub ids")
-            if pair.eagle3 and name not in READ_STATES:
-                what = f"no settings of a head of EAGLE-3 are written for {name}"
-                raise UserError(what, remedy=f"name {', '.join(sorted(READ_STATES))}")
+            _check(name, pair)
             written.append(EMITTERS[name](pair))
         except UserError as error:
             if engines:
@@ -141,9 +130,24 @@ def write(pair: Deployment, engines: Sequence[str], out: Path) -> list[EngineFil
     return written
 
 
-def _refuse(engine: str, flag: str, value: object, able: Collection[str], why: str) -> None:
-    if value and engine not in able:
-        raise UserError(why, remedy=f"leave out {flag}, or name {' or '.join(sorted(able))}")
+def _check(engine: str, pair: Deployment) -> None:
+    """Refuse an engine that does not exist, or that cannot use this pair in this way."""
+    if engine not in EMITTERS:
+        raise UserError(f"no engine {engine!r}", remedy=f"give one of {', '.join(EMITTERS)}")
+    if pair.confidence and engine not in ENDS_EARLY:
+        remedy = f"leave out --confidence, or name {' or '.join(sorted(ENDS_EARLY))}"
+        raise UserError(f"blocks of {engine} do not end early", remedy=remedy)
+    if pair.lookup and engine not in LOOKS_UP:
+        remedy = f"leave out --lookup, or name {' or '.join(sorted(LOOKS_UP))}"
+        raise UserError(f"{engine} drafts in one way alone", remedy=remedy)
+    if pair.parallel and engine not in IN_PARALLEL:
+        what = f"{engine} drafts token after token, and this draft proposes a block in one pass"
+        raise UserError(what, remedy="name vllm")
+    if engine.startswith("tensorrt") and (pair.target.endswith(".gguf") or pair.draft.endswith(".gguf")):
+        raise UserError(f"{engine} does not read a GGUF file", remedy="give model folders, or hub ids")
+    if pair.eagle3 and engine not in READ_STATES:
+        what = f"no settings of a head of EAGLE-3 are written for {engine}"
+        raise UserError(what, remedy=f"name {', '.join(sorted(READ_STATES))}")
 
 
 def emit(
