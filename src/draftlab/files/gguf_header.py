@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import mmap
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -33,6 +34,8 @@ NORMS_OF_HEADS = ("attn_q_norm", "attn_k_norm")
 ROPE_DIVISORS = "rope_freqs.weight"
 """The tensor by which rotary frequencies are divided."""
 
+TOKENIZER = "tokenizer.ggml."
+"""How the keys of a tokenizer's metadata begin."""
 FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 TEXT, ARRAY = 8, 9
 
@@ -45,14 +48,12 @@ KINDS: dict[str, Any] = {
     **dict.fromkeys((f"attention.{name}" for name in ("head_count", "head_count_kv", "key_length")), Size),
     "block_count": Depth,
     **dict.fromkeys(("attention.layer_norm_rms_epsilon", "rope.freq_base"), Positive),
-    **dict.fromkeys((f"tokenizer.ggml.{name}" for name in ("model", "pre")), str),
-    **dict.fromkeys((f"tokenizer.ggml.{name}" for name in ("tokens", "merges")), list[str]),
-    "tokenizer.ggml.token_type": list[int],
-    "tokenizer.ggml.scores": list[float],
-    **dict.fromkeys(
-        (f"tokenizer.ggml.{name}_token_id" for name in ("bos", "eos", "eot", "eom", "unknown", "padding")), Id
-    ),
-    **dict.fromkeys((f"tokenizer.ggml.{name}" for name in ("add_bos_token", "add_space_prefix")), bool),
+    **dict.fromkeys((f"{TOKENIZER}{name}" for name in ("model", "pre")), str),
+    **dict.fromkeys((f"{TOKENIZER}{name}" for name in ("tokens", "merges")), list[str]),
+    f"{TOKENIZER}token_type": list[int],
+    f"{TOKENIZER}scores": list[float],
+    **dict.fromkeys((f"{TOKENIZER}{name}_token_id" for name in ("bos", "eos", "eot", "eom", "unknown", "padding")), Id),
+    **dict.fromkeys((f"{TOKENIZER}{name}" for name in ("add_bos_token", "add_space_prefix")), bool),
     **dict.fromkeys(("tokenizer.chat_template", "tokenizer.chat_template.tool_use"), str),
 }
 """What the values are that this package reads; the keys of a model's sizes begin with its architecture in the file."""
@@ -212,22 +213,28 @@ def _parse(path: Path, data: mmap.mmap) -> Header:
 
 def _check(header: Header) -> None:
     """Raise ``UserError`` for anything that our Llama cannot represent exactly, and name it."""
-
-    def refuse(what: str) -> UserError:
-        remedy = f"use a plain model of {', '.join(ARCHITECTURES)}, or a folder that transformers reads"
-        return UserError(what, file=header.path, remedy=remedy)
-
     if isinstance(parts := header.metadata.get("split.count"), int) and parts > 1:
         remedy = "join them: llama-gguf-split --merge FIRST_PART OUT.gguf"
         raise UserError(f"one of {parts} parts of a model", file=header.path, remedy=remedy)
     if header.architecture not in ARCHITECTURES:
-        raise refuse(f"architecture {header.architecture!r} cannot be read from a GGUF file")
+        raise _refused(header, f"architecture {header.architecture!r} cannot be read from a GGUF file")
     _check_kinds(header)
     try:
         config = header.shape
     except KeyError as key:
-        raise refuse(f"the header has no {key.args[0]}") from None
-    heads, width = config["num_attention_heads"], config["head_dim"]
+        raise _refused(header, f"the header has no {key.args[0]}") from None
+    _check_attention(header, config["head_dim"])
+    _check_tensors(header, config)
+    _check_tokenizer(header, config["vocab_size"])
+
+
+def _refused(header: Header, what: str) -> UserError:
+    remedy = f"use a plain model of {', '.join(ARCHITECTURES)}, or a folder that transformers reads"
+    return UserError(what, file=header.path, remedy=remedy)
+
+
+def _check_attention(header: Header, width: int) -> None:
+    """``UserError`` for positions or an attention that our Llama has not; ``width``: channels of a head."""
     # Without a type, llama.cpp scales linearly by a factor.
     factor = header.get("rope.scaling.factor", header.get("rope.scale_linear", 1.0))
     is_scaled = header.get("rope.scaling.type", "none" if factor in (0, 1) else "linear") != "none"
@@ -235,11 +242,16 @@ def _check(header: Header) -> None:
     if ROPE_DIVISORS in header.tensors:  # llama.cpp does not read them for every architecture
         is_scaled = is_scaled or header.architecture != "llama" or header.rope_scaling is None
     if is_scaled or header.get("rope.dimension_count", width) != width:
-        raise refuse(f"{header.architecture} with scaled or partial rotary positions cannot be read")
+        raise _refused(header, f"{header.architecture} with scaled or partial rotary positions cannot be read")
     is_causal = header.get("attention.causal", True)
     if header.get("attention.value_length", width) != width or header.get("attention.sliding_window") or not is_causal:
-        raise refuse(f"{header.architecture} with this attention cannot be read")
-    channels, inner, kv = config["hidden_size"], config["intermediate_size"], config["num_key_value_heads"]
+        raise _refused(header, f"{header.architecture} with this attention cannot be read")
+
+
+def _check_tensors(header: Header, config: Mapping[str, Any]) -> None:
+    """``UserError`` unless the file has the tensors of a model with this ``config``, in shapes and packings that can be read."""
+    heads, width, channels = config["num_attention_heads"], config["head_dim"], config["hidden_size"]
+    inner, kv = config["intermediate_size"], config["num_key_value_heads"]
     rows = {"attn_q": heads * width, "attn_k": kv * width, "attn_v": kv * width, "ffn_gate": inner, "ffn_up": inner}
     columns = {"attn_output": heads * width, "ffn_down": inner}
     wanted: dict[str, tuple[int, ...]] = {"output_norm.weight": (channels,)}
@@ -255,28 +267,36 @@ def _check(header: Header) -> None:
     wanted |= {ROPE_DIVISORS: (width // 2,)}
     for name, stored in header.tensors.items():
         if wanted.get(name) != stored.shape:
-            raise refuse(f"{header.architecture} with a tensor {name} of shape {stored.shape} cannot be read")
+            what = f"{header.architecture} with a tensor {name} of shape {stored.shape} cannot be read"
+            raise _refused(header, what)
         if stored.packing not in PACKINGS:
-            raise refuse(f"the packing of {name} (number {stored.packing}) cannot be read")
+            raise _refused(header, f"the packing of {name} (number {stored.packing}) cannot be read")
     if missing := sorted(wanted.keys() - header.tensors.keys() - {"output.weight", ROPE_DIVISORS}):
-        raise refuse(f"no tensor {missing[0]}")
-    kind, cut = header.metadata.get("tokenizer.ggml.model"), header.metadata.get("tokenizer.ggml.pre", "default")
+        raise _refused(header, f"no tensor {missing[0]}")
+
+
+def _check_tokenizer(header: Header, vocab_size: int) -> None:
+    """``UserError`` for a tokenizer of another kind, or one that does not fit a model of ``vocab_size`` tokens."""
+    of_tokenizer = {
+        name.removeprefix(TOKENIZER): value for name, value in header.metadata.items() if name.startswith(TOKENIZER)
+    }
+    kind, cut = of_tokenizer.get("model"), of_tokenizer.get("pre", "default")
     if kind not in ("llama", "gpt2") or (kind == "gpt2" and cut not in SPLITS):
-        raise refuse(f"its tokenizer ({cut if kind == 'gpt2' else kind}) is not one of llama, {', '.join(SPLITS)}")
-    if "tokenizer.ggml.eos_token_id" not in header.metadata:
-        raise refuse("it does not say which token ends an answer")
+        what = f"its tokenizer ({cut if kind == 'gpt2' else kind}) is not one of llama, {', '.join(SPLITS)}"
+        raise _refused(header, what)
+    if "eos_token_id" not in of_tokenizer:
+        raise _refused(header, "it does not say which token ends an answer")
     needed = ("tokens", "scores" if kind == "llama" else "merges")
-    if absent := [name for name in needed if f"tokenizer.ggml.{name}" not in header.metadata]:
-        raise refuse(f"its tokenizer has no {absent[0]}")
-    if (count := len(header.metadata["tokenizer.ggml.tokens"])) != config["vocab_size"]:
-        raise refuse(f"its tokenizer has {count} tokens, but its model {config['vocab_size']}")
+    if absent := [name for name in needed if name not in of_tokenizer]:
+        raise _refused(header, f"its tokenizer has no {absent[0]}")
+    if (count := len(of_tokenizer["tokens"])) != vocab_size:
+        raise _refused(header, f"its tokenizer has {count} tokens, but its model {vocab_size}")
     for name in ("token_type", "scores"):
-        if len(header.metadata.get(f"tokenizer.ggml.{name}", range(count))) != count:
-            raise refuse(f"its tokenizer has {count} tokens, but another number of {name}")
+        if len(of_tokenizer.get(name, range(count))) != count:
+            raise _refused(header, f"its tokenizer has {count} tokens, but another number of {name}")
     for name in ("bos", "eos", "eot", "eom", "unknown"):
-        token = header.metadata.get(f"tokenizer.ggml.{name}_token_id", 0)
-        if token >= count:
-            raise refuse(f"its {name}_token_id is {token}, but it has {count} tokens")
+        if (token := of_tokenizer.get(f"{name}_token_id", 0)) >= count:
+            raise _refused(header, f"its {name}_token_id is {token}, but it has {count} tokens")
 
 
 def _check_kinds(header: Header) -> None:
