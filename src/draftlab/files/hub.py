@@ -113,12 +113,7 @@ def _passes(error: Exception) -> bool:
 def _explained(kind: Kind, name: str, error: Exception, otherwise: str) -> UserError:
     """Turn an error of the hub into a ``UserError`` that says what failed and what to do."""
     from huggingface_hub import constants
-    from huggingface_hub.errors import (  # type: ignore[attr-defined]
-        GatedRepoError,
-        HTTPError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
     causes = _causes(error)
     page = f"https://huggingface.co/{'datasets/' if kind == 'dataset' else ''}{name}"
@@ -138,23 +133,7 @@ def _explained(kind: Kind, name: str, error: Exception, otherwise: str) -> UserE
         return UserError(what, remedy=remedy)
     refusal = next((cause for cause in causes if isinstance(cause, absent)), None)
     if refusal is None:
-        # Report the error of the hub or the network, even if a library raised another one afterwards.
-        cause = next((cause for cause in causes if isinstance(cause, HTTPError)), error)
-        reason = _public(cause)
-        remedy = "unset HF_HUB_OFFLINE" if constants.HF_HUB_OFFLINE else "check the network"
-        status = getattr(getattr(cause, "response", None), "status_code", 0)
-        if status in (401, 403):
-            remedy = "check your token with: hf auth login, and the network"
-        elif status == 429:  # who is logged in may ask more often
-            remedy = "run again in some minutes, log in with: hf auth login"
-        elif any(isinstance(cause, json.JSONDecodeError) for cause in causes):
-            reason = "the answer is not the hub's, but perhaps a page of a proxy"
-        elif isinstance(cause, unreadable):  # the first line of its message gives no reason
-            lines = [line for said in (cause, cause.__cause__) for line in str(said).splitlines() if line]
-            reason = without_token([*lines, type(cause.__cause__).__name__][1])
-            remedy = f"check the files at {page}"
-        elif "CAS Client Error" in str(error):  # of the store from which Xet fetches
-            remedy = "check the network, set HF_HUB_DISABLE_XET=1"
+        reason, remedy = _failure(error, page, unreadable)
     elif isinstance(refusal, GatedRepoError) or "is a gated dataset" in str(refusal):
         reason = "it is gated"
         remedy = f"ask for access at {page}, then log in once with: hf auth login"
@@ -163,6 +142,30 @@ def _explained(kind: Kind, name: str, error: Exception, otherwise: str) -> UserE
         remedy = "check its name and revision, log in with: hf auth login"
     what = f"cannot read {kind} {name} from the hub or its local cache: {reason}"
     return UserError(what, remedy=f"{remedy}, or {otherwise}")
+
+
+def _failure(error: Exception, page: str, unreadable: tuple[type[Exception], ...]) -> tuple[str, str]:
+    """Why a repository that may well exist could not be read, and what to do; ``unreadable``: errors for files that are broken there."""
+    from huggingface_hub import constants
+    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
+
+    causes = _causes(error)
+    # The error of the hub or the network, even if a library raised another one afterwards.
+    cause = next((cause for cause in causes if isinstance(cause, HTTPError)), error)
+    remedy = "unset HF_HUB_OFFLINE" if constants.HF_HUB_OFFLINE else "check the network"
+    status = getattr(getattr(cause, "response", None), "status_code", 0)
+    if status in (401, 403):
+        remedy = "check your token with: hf auth login, and the network"
+    elif status == 429:  # who is logged in may ask more often
+        remedy = "run again in some minutes, log in with: hf auth login"
+    elif any(isinstance(cause, json.JSONDecodeError) for cause in causes):
+        return "the answer is not the hub's, but perhaps a page of a proxy", remedy
+    elif isinstance(cause, unreadable):  # the first line of its message gives no reason
+        lines = [line for said in (cause, cause.__cause__) for line in str(said).splitlines() if line]
+        return without_token([*lines, type(cause.__cause__).__name__][1]), f"check the files at {page}"
+    elif "CAS Client Error" in str(error):  # of the store from which Xet fetches
+        remedy = "check the network, set HF_HUB_DISABLE_XET=1"
+    return _public(cause), remedy
 
 
 def _is_denied(error: BaseException) -> bool:
