@@ -243,6 +243,7 @@ HOSTILE = [
     "<img src=x>",
     "50% & more_$x$ #1 ~^{}",
     "two\nlines",
+    "**best**",
 ]
 
 
@@ -259,6 +260,7 @@ def test_labels_of_a_dataset_are_text_in_every_format():
         "&lt;img src=x&gt;",
         "50% & more_$x$ #1 ~^{}",
         "two lines",
+        r"\*\*best\*\*",
     ]
     assert [tables._inert(label) for label in ("=1+1", "+x", "-x", "-2+3", "@x", "-0.5", "plain", 3)] == [
         "'=1+1", "'+x", "'-x", "'-2+3", "'@x", "-0.5", "plain", 3,

@@ -180,7 +180,7 @@ TEX = str.maketrans(
     | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 )
 MARKDOWN = str.maketrans(
-    {"|": r"\|", "\\": r"\\", "<": "&lt;", ">": "&gt;", "`": r"\`", "[": r"\[", "\n": " ", "\r": " "}
+    {"|": r"\|", "\\": r"\\", "<": "&lt;", ">": "&gt;", "`": r"\`", "[": r"\[", "*": r"\*", "\n": " ", "\r": " "}
 )
 """No name of a dataset or class is read as a command of LaTeX, or as Markdown."""
 

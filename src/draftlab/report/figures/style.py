@@ -114,7 +114,7 @@ def looks(series: Iterable[object]) -> dict[Any, Look]:
     return {value: found[value] for value in distinct}
 
 
-def panels(rows: int, columns: int, *, width: float = WIDE, height: float, **options: Any) -> tuple[Figure, Any]:
+def panels(rows: int, columns: int, *, width: float = WIDE, height: float = 1.7, **options: Any) -> tuple[Figure, Any]:
     """Create a figure with ``rows`` x ``columns`` axes, each row ``height`` inches high; return it with ``axes[row, column]``."""
     figure = Figure(figsize=(width, rows * height + 0.55), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, **options)
