@@ -40,6 +40,7 @@ PAPERS = {
 ON_PAGE = 0.62
 """Pixels on the page for each pixel of a figure."""
 HEADLINES = ("osd_online", "mdss_acceptance")
+LIBRARY = Path(__file__).parent / "templates/vendor/dataTables.min.js"
 
 
 class Token(BaseModel):
@@ -86,7 +87,6 @@ def write(
     sections.sort(key=lambda section: list(PAPERS).index(section["paper"]))
     environment = templates()
     environment.filters |= {"visible": visible, "number": number, "pretty": pretty, "setting": setting}
-    script = environment.loader.get_source(environment, "vendor/dataTables.min.js")[0] if environment.loader else ""
     page = environment.get_template("report.html.j2").render(
         scale=scale,
         run=results.name,
@@ -104,7 +104,7 @@ def write(
         statements=[row for row in tidy.records(ledger) if row["published"] == "in words"],
         tokens=None if "show_tokens=False" in config else _token_view(results / "tokens.json"),
         paired=PAIRED,
-        library=Markup(script),  # the vendored script, not text of a run
+        library=Markup(LIBRARY.read_text(encoding="utf-8")),  # not text of a run
     )
     write_text(out, page)
 

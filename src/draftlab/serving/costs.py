@@ -145,5 +145,14 @@ def from_profile(
     longest = f", for a block of {LONGEST} tokens in one pass {blocks[-1]:.3f}" if parallel else ""
     source = f"profile {profile.name}: {profile.model} on {profile.hardware}, a draft at {blocks[0]:.3f} of its step{longest}"
     return BlockCosts(
-        steps, np.tile(verify, (DRAWS + 1, 1)), free, free, loop, free, source, plain / 1e3, profile, is_here=False
+        step=steps,
+        verify=np.tile(verify, (DRAWS + 1, 1)),
+        catch_up=free,
+        change=free,
+        loop=free + profile.per_block / plain,
+        lookup=free,
+        source=f"profile {profile.name}: {profile.model} on {profile.hardware}, a draft at {step:.3f} of its step",
+        seconds=plain / 1e3,
+        profile=profile,
+        is_here=False,
     )

@@ -196,8 +196,20 @@ def emit(
     shown = measured or (from_alpha(alpha) if alpha is not None else None)
     requests, traffic = (measured.requests, acceptance.stem) if measured and acceptance else (0, "")
     ranges, longest = from_load(load, context) if load is not None else ([], draft_len or 0)
-    kind = {"eagle3": eagle3 or is_head_folder(draft), "parallel": parallel or drafts_in_parallel(draft)}
-    pair = Deployment(target, draft, longest, ranges, not greedy, shown, requests, traffic, confidence, lookup, **kind)
+    pair = Deployment(
+        target,
+        draft,
+        longest,
+        ranges,
+        sampled=not greedy,
+        acceptance=shown,
+        requests=requests,
+        traffic=traffic,
+        confidence=confidence,
+        lookup=lookup,
+        eagle3=eagle3 or is_head_folder(draft),
+        parallel=parallel or drafts_in_parallel(draft),
+    )
     for written in write(pair, engine, out):
         print(f"{written.file}: {written.version}")
     if pair.extrapolated:
