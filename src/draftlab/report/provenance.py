@@ -116,7 +116,7 @@ def _lines(record: Mapping[str, Any], table: Path) -> Iterator[str]:
     for cell in record["cells"]:
         yield f"run      {cell['cell']}  {_facts(cell, 'cell')}".rstrip()
     for kind in DIGESTED:
-        for name, digest in record.get(kind, {}).items():
+        for name, digest in record[kind].items():
             yield f"{kind.removesuffix('s'):8} {name}  " + (f"sha256 {digest[:16]}" if digest else "random weights")
     for name, answers in record["answers"].items():
         yield f"answers  {name}  {_facts(flatten(answers))}"

@@ -9,7 +9,6 @@ import pandas as pd
 
 from draftlab.core import stats
 from draftlab.errors import UserError
-from draftlab.files.tables import tables_in
 from draftlab.report import tidy
 
 WINDOW = 50
@@ -24,8 +23,7 @@ def write(results: Path, out: Path) -> int:
     - `results`: the folder of the run
     - `out`: the folder for the events
     """
-    paths = [path for name, path in tables_in(results).items() if tidy.file_of(name).exists()]
-    points = [point for path in paths for point in curves(path)]
+    points = [point for path in tidy.tables_of(results).values() for point in curves(path)]
     if not points:
         raise UserError("no table with a stream", file=results, remedy="run the experiment osd_online first")
     try:

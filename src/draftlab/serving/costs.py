@@ -141,9 +141,8 @@ def from_profile(
     blocks = [profile.drafting_ms(1, 1, n, context) / plain for n in range(1, LONGEST + 1)]
     steps = np.tile(np.divide(blocks, range(1, LONGEST + 1)), (DRAWS + 1, 1))
     free = np.zeros((DRAWS + 1, LONGEST))
-    loop = np.full((DRAWS + 1, LONGEST), profile.per_block / plain)
     longest = f", for a block of {LONGEST} tokens in one pass {blocks[-1]:.3f}" if parallel else ""
-    source = f"profile {profile.name}: {profile.model} on {profile.hardware}, a draft at {blocks[0]:.3f} of its step{longest}"
+    draft = f"a draft at {blocks[0]:.3f} of its step{longest}"
     return BlockCosts(
         step=steps,
         verify=np.tile(verify, (DRAWS + 1, 1)),
@@ -151,7 +150,7 @@ def from_profile(
         change=free,
         loop=free + profile.per_block / plain,
         lookup=free,
-        source=f"profile {profile.name}: {profile.model} on {profile.hardware}, a draft at {step:.3f} of its step",
+        source=f"profile {profile.name}: {profile.model} on {profile.hardware}, {draft}",
         seconds=plain / 1e3,
         profile=profile,
         is_here=False,

@@ -90,11 +90,12 @@ LATEST = 253_402_300_800
 UNKNOWN = "no time, or no numbers of tokens"
 
 
-def _format_of(row: Mapping[str, Any], path: Path, line: int) -> str:
+def _columns_of(row: Mapping[str, Any], path: Path, line: int) -> Columns:
+    """The columns of the first format that a row fits."""
     for name, columns in FORMATS.items():
         needed = {columns.arrived, columns.prompt, columns.output}
         if needed <= row.keys() and (name != "qwen-bailian" or "chat_id" in row):
-            return name
+            return columns
     known = "; ".join(f"{n}: {c.arrived}, {c.prompt}, {c.output}" for n, c in FORMATS.items())
     raise UserError("no known columns of a trace", file=path, line=line, remedy=f"name them as one of {known}")
 
@@ -119,7 +120,7 @@ def rows(path: Path) -> Iterator[tuple[int, Any]]:
 
 def rows_of(file: IO[bytes], path: Path) -> Iterator[tuple[int, Any]]:
     """The rows of an ``opened`` file."""
-    # In a table, one cell is a broken row, too.
+    # A line that is too long becomes a short one that is broken: no JSON, and a single cell in a table.
     lines = ((line or b"too long\n").decode("utf-8-sig", "replace") for line in bounded_lines(file))
     if _is_table(path):
         csv.field_size_limit(LONGEST)
@@ -183,7 +184,7 @@ def read_trace(path: Path, *, limit: int = 0) -> Arrivals:
         row = {name.removesuffix("(s)").strip(): value for name, value in row.items()}
         if columns is None:
             try:
-                columns = FORMATS[_format_of(row, path, 1 if _is_table(path) else line)]
+                columns = _columns_of(row, path, 1 if _is_table(path) else line)
             except UserError as error:
                 if _is_table(path):
                     raise
@@ -201,19 +202,12 @@ def read_trace(path: Path, *, limit: int = 0) -> Arrivals:
             left_out["no tokens read or written"] += 1
             continue
         if at > LATEST:
-            raise UserError(
-                f"a time of {at:.6g} s since 1970 is after the year 9999",
-                file=path,
-                line=line,
-                remedy=f"give {columns.arrived} in {UNITS[columns.unit]}, as this format has it",
-            )
+            what = f"a time of {at:.6g} s since 1970 is after the year 9999"
+            remedy = f"give {columns.arrived} in {UNITS[columns.unit]}, as this format has it"
+            raise UserError(what, file=path, line=line, remedy=remedy)
         if seconds and at < seconds[-1]:
-            raise UserError(
-                f"comes {seconds[-1] - at:g} s before the request above it",
-                file=path,
-                line=line,
-                remedy="sort the rows by time, or repair the clock",
-            )
+            what = f"comes {seconds[-1] - at:g} s before the request above it"
+            raise UserError(what, file=path, line=line, remedy="sort the rows by time, or repair the clock")
         seconds.append(at)
         prompt.append(read)
         output.append(written)

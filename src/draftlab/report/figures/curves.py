@@ -74,10 +74,10 @@ def curve_figure(
         for ax, lowest in zip(upper, axes[len(measures) - 1], strict=True):
             ax.sharex(lowest)
             ax.tick_params(labelbottom=False)
-    drawn = []
+    counts = []
     for row, (ylabel, numerator, denominator) in enumerate(measures):
         estimates = tidy.ratio_table(table, numerator, denominator, keys)
-        drawn.append(counted(estimates["n"][estimates["estimate"].notna()]))
+        counts.append(counted(estimates["n"][estimates["estimate"].notna()]))
         for ax, value in zip(axes[row], shown, strict=True):
             panel_estimates = estimates if panel is None else estimates[estimates[panel] == value]
             curves(ax, panel_estimates, x, series, order, apart)
@@ -103,16 +103,22 @@ def curve_figure(
     alone = [name(order[0])] if series and len(order) == len(labels) == 1 else []
     if labels and not alone and (series or form.printed):
         legend(figure)
+    first = tidy.records(table.iloc[[0]])[0]
+    facts = [*alone, *held(table, form.held), *(fact.format(**first) for fact in form.facts)]
+    footer(figure, scale, _behind_a_point(table, keys, counts), seeds(table), *facts)
+    return figure
+
+
+def _behind_a_point(table: pd.DataFrame, keys: Sequence[str], counts: Sequence[str]) -> str:
+    """How many units each point is estimated from, and its interval, in words; ``counts`` are those of the rows of panels."""
+    units = tidy.resampled_name(table)
+    if units is None:
+        return EXACT
+    n = counts[0] if len(set(counts)) == 1 else f"from top to bottom {' and '.join(counts)}"
     shown_apart = {field for key in keys for field in (key, *fields_of(key))}
     several = "dataset" in table and "dataset" not in shown_apart and table["dataset"].nunique() > 1
     datasets = f" of {table['dataset'].nunique()} datasets" if several else ""
-    units = tidy.resampled_name(table)
-    n = drawn[0] if len(set(drawn)) == 1 else f"from top to bottom {' and '.join(drawn)}"
-    interval = f"{n} {units}{datasets} per point, bars: 95 % bootstrap" if units else EXACT
-    first = tidy.records(table.iloc[[0]])[0]
-    facts = [*alone, *held(table, form.held), *(fact.format(**first) for fact in form.facts)]
-    footer(figure, scale, interval, seeds(table), *facts)
-    return figure
+    return f"{n} {units}{datasets} per point, bars: 95 % bootstrap"
 
 
 def labelled(table: pd.DataFrame, keys: Iterable[str | None]) -> pd.DataFrame:
