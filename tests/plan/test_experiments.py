@@ -1,5 +1,6 @@
 """Plans of runs: what is refused, which cells exist, and what an edit of code or values changes."""
 
+import ast
 import contextlib
 import json
 import re
@@ -709,7 +710,23 @@ def test_a_choice_of_an_axis_overrides_what_is_fixed():
     assert found == [(1, 600), (5, 9)]
 
 
-def test_the_digest_sees_code_and_not_comments(tmp_path, monkeypatch):
+@pytest.fixture
+def kept(tmp_path, monkeypatch):
+    """The file in which digests of code are kept, empty; what is read here is not kept after the test."""
+    monkeypatch.setattr(digests, "KEPT", tmp_path / "kept/digests.json")
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    forget()
+    yield digests.KEPT
+    forget()
+
+
+def forget():
+    """As a new process: digests of code are read from where they are kept."""
+    for function in (digests._kept, digests._module, plan.code_digest):
+        function.cache_clear()
+
+
+def test_the_digest_sees_code_and_not_comments(tmp_path, monkeypatch, kept):
     package = tmp_path / "draftlab_probe"
 
     def source(module):
@@ -722,8 +739,7 @@ def test_the_digest_sees_code_and_not_comments(tmp_path, monkeypatch):
     def digest(loss, trainer="from draftlab import loss\n"):
         (package / "loss.py").write_text(loss, encoding="utf-8")
         (package / "trainer.py").write_text(trainer, encoding="utf-8")
-        digests._module.cache_clear()
-        plan.code_digest.cache_clear()
+        forget()
         return plan.code_digest("draftlab.trainer")
 
     code = "def f(x):\n    '''Doc.'''\n    return x + 1\n"
@@ -748,7 +764,66 @@ def test_the_digest_sees_code_and_not_comments(tmp_path, monkeypatch):
     assert len(seen) == 7
 
 
-def test_a_columns_meaning_and_a_measure_are_no_code_and_a_columns_kind_is(tmp_path, monkeypatch):
+@pytest.fixture
+def parsed(monkeypatch):
+    """The modules that are parsed."""
+    found, parse = [], ast.parse
+    monkeypatch.setattr(ast, "parse", lambda text, *more, **words: found.append(text) or parse(text, *more, **words))
+    return found
+
+
+def test_what_was_read_of_a_module_is_kept_for_the_next_process(monkeypatch, kept, parsed):
+    """What is damaged, or was written by another version, is read again."""
+
+    def read():
+        forget()
+        parsed.clear()
+        return digests.modules_behind("draftlab.stages.region")
+
+    before = read()
+    assert len(parsed) == len(before) > 10
+    assert read() == before
+    assert parsed == []
+    for damaged in ("{", "[]"):
+        kept.write_text(damaged)
+        assert read() == before
+        assert len(parsed) == len(before)
+        assert read() == before
+        assert parsed == []
+    monkeypatch.setattr(digests, "_reader", lambda: "another version")
+    assert read() == before
+    assert len(parsed) == len(before)
+
+
+def test_a_module_that_is_new_is_followed_from_where_its_name_was_kept(tmp_path, monkeypatch, kept, parsed):
+    files = {f"draftlab.{name}": tmp_path / f"{name}.py" for name in ("trainer", "loss")}
+    monkeypatch.setattr(
+        digests, "source_of", lambda name: files[name] if name in files and files[name].exists() else None
+    )
+    files["draftlab.trainer"].write_text("from draftlab import loss\n")
+    assert digests.modules_behind("draftlab.trainer").keys() == {"draftlab.trainer"}
+    files["draftlab.loss"].write_text("A = 1\n")
+    forget()
+    assert digests.modules_behind("draftlab.trainer").keys() == files.keys()
+    assert parsed == ["from draftlab import loss\n", "A = 1\n"]
+
+
+def test_digests_are_kept_where_and_when_python_keeps_compiled_files(monkeypatch, kept):
+    assert digests.modules_behind("draftlab.errors")
+    assert [path.name for path in kept.parent.iterdir()] == [kept.name]
+    kept.unlink()
+    forget()
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    assert digests.modules_behind("draftlab.errors")
+    assert not kept.exists()
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    kept.mkdir()
+    forget()
+    assert digests.modules_behind("draftlab.errors"), "a file that cannot be written is no error"
+    assert [path.is_dir() for path in kept.parent.iterdir()] == [True]
+
+
+def test_a_columns_meaning_and_a_measure_are_no_code_and_a_columns_kind_is(tmp_path, monkeypatch, kept):
     path = tmp_path / "region.py"
     monkeypatch.setattr(digests, "source_of", lambda module: path if module == "draftlab.stages.region" else None)
 
@@ -756,8 +831,7 @@ def test_a_columns_meaning_and_a_measure_are_no_code_and_a_columns_kind_is(tmp_p
         text = digests.Path(STAGES["region"].run.__code__.co_filename).read_text(encoding="utf-8")
         assert old in text
         path.write_text(text.replace(old, new), encoding="utf-8")
-        digests._module.cache_clear()
-        plan.code_digest.cache_clear()
+        forget()
         return plan.code_digest("draftlab.stages.region")
 
     before = digest()
@@ -770,7 +844,7 @@ def test_a_columns_meaning_and_a_measure_are_no_code_and_a_columns_kind_is(tmp_p
     assert digest('"k_seq", "specinfer"', '"specinfer", "k_seq"') != before, "a constant of the stage"
 
 
-def test_a_columns_meaning_is_no_code_in_whatever_class_it_stands(monkeypatch):
+def test_a_columns_meaning_is_no_code_in_whatever_class_it_stands(monkeypatch, kept):
     path = digests.source_of("draftlab.stages.latency_alpha")
     text = path.read_text(encoding="utf-8")
     assert "class AtAlpha" in text
@@ -778,13 +852,12 @@ def test_a_columns_meaning_is_no_code_in_whatever_class_it_stands(monkeypatch):
     def digest(old="", new=""):
         assert old in text
         monkeypatch.setattr(digests.Path, "read_text", lambda self, **_: text.replace(old, new))
-        digests._module.cache_clear()
+        forget()
         return digests._module("draftlab.stages.latency_alpha")[0]
 
     before = digest()
     assert digest('    alpha: float = column("', '    alpha: float = column("more on ') == before
     assert digest("    alpha: float", "    alpha: int") != before
-    digests._module.cache_clear()
 
 
 @pytest.mark.parametrize(

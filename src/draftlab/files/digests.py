@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import hashlib
 import json
+import os
+import sys
 from collections.abc import Iterator
 from functools import cache
+from importlib.util import cache_from_source
 from pathlib import Path
+from typing import Any
 
 from draftlab.errors import UserError
+
+KEPT = Path(cache_from_source(__file__)).with_suffix(".json")
+"""What was read of each module, beside Python's compiled files: parsing all of them takes a second, as long as all else that a plan needs."""
 
 
 def sha256(path: Path) -> str:
@@ -60,12 +68,49 @@ def _module(module: str) -> tuple[str, frozenset[str]]:
         return "", frozenset()
     patterns = (f"{path.stem}.mplstyle", f"{path.stem}.yaml", f"{path.stem}/*.yaml")
     data = [file for pattern in patterns for file in sorted(path.parent.glob(pattern))]
-    beside = [file.read_text(encoding="utf-8") for file in data]
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    package = module if path.stem == "__init__" else module.rpartition(".")[0]
-    imports = frozenset(
-        name for name in _imports(tree, package) if name.startswith("draftlab.") and name != module and source_of(name)
-    )
+    text, *beside = (file.read_text(encoding="utf-8") for file in (path, *data))
+    of_files = hashlib.sha256(json.dumps([_reader(), path.name, text, *beside]).encode()).hexdigest()
+    if module not in _kept() or _kept()[module][0] != of_files:
+        package = module if path.stem == "__init__" else module.rpartition(".")[0]
+        tree = ast.parse(text)
+        names = sorted({name for name in _imports(tree, package) if name.startswith("draftlab.") and name != module})
+        code = "".join([_code_of(tree, module), *beside])
+        _kept()[module] = [of_files, hashlib.sha256(code.encode()).hexdigest(), names]
+    _, digest, names = _kept()[module]
+    return digest, frozenset(filter(source_of, names))
+
+
+@cache
+def _reader() -> str:
+    """This file: another version of it may read a module in another way."""
+    return Path(__file__).read_text(encoding="utf-8")
+
+
+@cache
+def _kept() -> dict[str, list[Any]]:
+    """By module, the digest of its files, and what follows from them: the digest of its code, and the names that it imports."""
+    try:
+        kept = json.loads(KEPT.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return kept if isinstance(kept, dict) else {}
+
+
+def _keep() -> None:
+    """Write what was read for the next process, where Python keeps compiled files. As there, it is no error if the folder takes none."""
+    if not sys.dont_write_bytecode:
+        new = KEPT.with_name(f"{KEPT.name}.{os.getpid()}")
+        with contextlib.suppress(OSError):
+            KEPT.parent.mkdir(exist_ok=True)
+            try:
+                new.write_text(json.dumps(_kept()), encoding="utf-8")
+                new.replace(KEPT)
+            finally:
+                new.unlink(missing_ok=True)
+
+
+def _code_of(tree: ast.Module, module: str) -> str:
+    """The code of a module, without docstrings and descriptions of settings."""
     if module.startswith("draftlab.stages."):
         tree.body = list(map(_kinds, filter(_is_code, tree.body)))
     for node in _statements(tree):
@@ -76,8 +121,7 @@ def _module(module: str) -> tuple[str, frozenset[str]]:
             node.body = node.body[1:]
         elif isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Call):
             node.value.keywords = [given for given in node.value.keywords if given.arg != "description"]
-    code = "".join([ast.dump(tree), *beside])
-    return hashlib.sha256(code.encode()).hexdigest(), imports
+    return ast.dump(tree)
 
 
 def _is_code(node: ast.stmt) -> bool:
@@ -119,12 +163,14 @@ PLANNING = (
 def modules_behind(*modules: str) -> dict[str, str]:
     """Digests of these modules and of every draftlab module that they import, without comments and docstrings, by module."""
     seen: dict[str, str] = {}
-    queue = list(modules)
+    queue, before = list(modules), dict(_kept())
     while queue:
         name = queue.pop()
         if name not in seen and not name.startswith(PLANNING):
             seen[name], imports = _module(name)
             queue += imports
+    if _kept() != before:
+        _keep()
     return seen
 
 
