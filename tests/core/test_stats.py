@@ -127,3 +127,10 @@ def test_an_interval_of_numbers_that_are_not_negative_ends_at_zero() -> None:
     assert stats.ratio(*few).low == 0
     assert stats.ratio([0, 0, -3], [10, 10, 10]).low < stats.ratio([-1, 0, 3], [10, 10, 10]).low < 0
     assert stats.ratio_difference(*few, [0, 0, 0], [10, 10, 10]).low < 0
+
+
+def test_the_interval_of_a_share_ends_at_one_and_that_of_a_ratio_of_times_does_not() -> None:
+    """With few requests Student's quantile reaches beyond what a share can be."""
+    accepted, visited = [0, 1, 2, 3], [3, 1, 2, 3]
+    assert stats.ratio(accepted, visited).high == 1
+    assert stats.ratio([0.25, 1.0, 2.0, 3.0], [3.0, 1.0, 2.0, 3.0]).high > 1

@@ -143,16 +143,20 @@ def ratio(numerator: ArrayLike, denominator: ArrayLike, *, seed: int = 0) -> Int
     - `numerator`, `denominator`: one number for each request.
     - `seed`: seed of the bootstrap.
 
-    **Returns:** the ratio, its interval, and the number of requests. Where no number is negative, the interval ends at 0.
+    **Returns:** the ratio, its interval, and the number of requests. Where no number is negative, the interval ends at 0; that of a share of counts
+    (whole numbers, no numerator above its denominator) ends at 1.
 
     >>> acceptance = ratio([1, 2, 3], [2, 4, 6])
     >>> acceptance.estimate, acceptance.n
     (0.5, 3)
     """
     interval = _interval((numerator, denominator), _quotient, seed)
-    if np.any(np.asarray(numerator) < 0) or np.any(np.asarray(denominator) < 0):
+    above, below = np.asarray(numerator, float), np.asarray(denominator, float)
+    if np.any(above < 0) or np.any(below < 0):
         return interval
-    return replace(interval, low=float(np.maximum(interval.low, 0)))
+    is_share = np.all(above <= below) and np.all(above % 1 == 0) and np.all(below % 1 == 0)  # times may exceed each other
+    highest = 1.0 if is_share else np.inf
+    return replace(interval, low=float(np.maximum(interval.low, 0)), high=float(np.minimum(interval.high, highest)))
 
 
 def ratio_difference(
