@@ -100,8 +100,8 @@ def read_model(path: Path) -> Model | None:
     }
     if is_head(config):  # the embedding is the target's
         sizes |= {"vocab": config.get("draft_vocab_size") or sizes["vocab"], "tied": True}
-    kind = {"is_head": is_head(config), "parallel": mask_token_of(config) is not None}
-    return Model(sizes=Sizes(kind="llama", **sizes), stored=4, **kind)
+    parallel = mask_token_of(config) is not None
+    return Model(sizes=Sizes(kind="llama", **sizes), stored=4, is_head=is_head(config), parallel=parallel)
 
 
 @functools.cache
