@@ -154,7 +154,8 @@ def ratio(numerator: ArrayLike, denominator: ArrayLike, *, seed: int = 0) -> Int
     above, below = np.asarray(numerator, float), np.asarray(denominator, float)
     if np.any(above < 0) or np.any(below < 0):
         return interval
-    is_share = np.all(above <= below) and np.all(above % 1 == 0) and np.all(below % 1 == 0)  # times may exceed each other
+    # Times may exceed each other.
+    is_share = np.all(above <= below) and np.all(above % 1 == 0) and np.all(below % 1 == 0)
     highest = 1.0 if is_share else np.inf
     return replace(interval, low=float(np.maximum(interval.low, 0)), high=float(np.minimum(interval.high, highest)))
 
