@@ -24,9 +24,9 @@ from draftlab.engine.generate import batches, check_requests
 from draftlab.engine.loop import Step, Timed, steps
 from draftlab.engine.medusa import MedusaPair
 from draftlab.engine.parallel import ParallelPair
-from draftlab.engine.policy import make_policy
+from draftlab.engine.policy import Policy, make_policy
 from draftlab.errors import UserError
-from draftlab.models import LanguageModel, TokenIds
+from draftlab.models import Decoder, LanguageModel, TokenIds
 from draftlab.models.clock import clock_of
 from draftlab.models.eagle import Eagle
 from draftlab.models.eagle3 import Eagle3
@@ -112,15 +112,26 @@ def speculate(
     batch: int | None = None,
     tree: Tree | ConfidentTree | None = None,
 ) -> Decoded:
-    """Decode ``batch`` prompts at a time (default: all) with ``num_drafts`` drafted sequences per request.
+    """Decode prompts by speculative decoding. With a lossless verifier, each text follows the target's distribution.
 
-    ``verifier`` is a value of ``core.verify.VERIFIERS``; ``tail`` verifies the rest of a sequence once it is the only one left. ``draft`` is
-    one model, or one per sequence; ``draft_sampling`` is that of all sequences, or of each (default: like the target). The sequences of a
-    ``tree`` share prefixes; without a tree, they share nothing. A ``ConfidentTree`` grows anew for each block; its ``nodes`` are
-    ``num_drafts``, because it may have as many leaves. A ``Medusa`` draft guesses a tree of depth ``draft_len`` with ``num_drafts``
-    leaves, whose siblings are distinct, as ``rrs`` and ``greedy`` expect. An ``Eagle``, an ``Eagle3`` or a ``ParallelDraft`` drafts
-    one sequence. An answer ends with its first end-of-text token or at exactly ``max_new_tokens``. ``UserError`` for a ``draft_len`` below 1, different vocabularies, a prompt that leaves no room, a verifier that does
-    not fit the drafts, or sampling without a generator.
+    An answer ends with its first end-of-text token, or after exactly ``max_new_tokens``.
+
+    **Arguments:**
+    - `draft`: one model, or one for each drafted sequence. `Medusa` heads guess a tree of their own; an `Eagle`, an `Eagle3` or a
+      `ParallelDraft` drafts one sequence.
+    - `draft_len`, `num_drafts`: the tokens of a drafted sequence, and the sequences of a block; of a tree, its depth and its leaves.
+    - `verifier`: a value of `core.verify.VERIFIERS`. The siblings of `Medusa` heads are distinct, as `rrs` and `greedy` expect.
+    - `tail`: verifies the rest of a sequence once it is the only one left.
+    - `draft_sampling`: how all sequences are sampled, or each; None: like the target.
+    - `observe`: sees the target's logits at the tokens of each block.
+    - `batch`: how many prompts are decoded at a time; None: all.
+    - `tree`: whose sequences share prefixes; None: they share nothing. A `ConfidentTree` grows anew for each block; `num_drafts` is its
+      `nodes`, because it may have as many leaves.
+
+    **Returns:** a trace for each prompt, and the time of each part of the loop.
+
+    **Raises:** `UserError` for a `draft_len` below 1, different vocabularies, a prompt that leaves no room, a verifier that does not fit the
+    drafts, or sampling without a generator.
     """
     drafts = list(draft) if isinstance(draft, Sequence) else [draft]
     policy = make_policy(
@@ -133,8 +144,8 @@ def speculate(
                 remedy="use two models that share a tokenizer",
             )
         check_requests(model, prompts, max_new_tokens, batch)
-    on_target = drafts[0] if isinstance(drafts[0], OnTarget) else None
-    decoder, *draft_decoders = (model.decoder() for model in (target, *([] if on_target else drafts)))
+    decoder = target.decoder()
+    draft_decoders = [] if isinstance(drafts[0], OnTarget) else [model.decoder() for model in drafts]
     traces, laps, transforms = [BlockTrace() for _ in prompts], list[list[float]](), list[float]()
     clock = clock_of(target.device, time.perf_counter)
 
@@ -147,19 +158,7 @@ def speculate(
     policy = replace(policy, transform=transform)
     for rows in batches(len(prompts), batch):
         texts = [prompts[request] for request in rows]
-        pair: BatchedPair | MedusaPair | EaglePair
-        if isinstance(on_target, Medusa):
-            assert isinstance(decoder, LlamaDecoder)
-            pair = MedusaPair(on_target, decoder, texts, max_new_tokens, policy)
-        elif isinstance(on_target, Eagle | Eagle3):
-            if not isinstance(decoder, LlamaDecoder):
-                what = "a head of EAGLE-3 drafts live only for models of the Llama family"
-                raise UserError(what, remedy="replay it on recorded answers: live: false")
-            pair = EaglePair(on_target, decoder, texts, draft_len, max_new_tokens, policy)
-        elif isinstance(drafts[0], ParallelDraft):
-            pair = ParallelPair(drafts[0], decoder, texts, draft_len, max_new_tokens, policy)
-        else:
-            pair = BatchedPair(decoder, draft_decoders, texts, draft_len, max_new_tokens, policy)
+        pair = _open_pair(drafts, decoder, draft_decoders, texts, draft_len, max_new_tokens, policy)
         timed = Timed(pair, clock)
         for step in steps(timed, len(rows), max_new_tokens, eos_ids):
             for place, row in enumerate(step.rows):
@@ -171,3 +170,27 @@ def speculate(
     draft_seconds, target_seconds, *others = np.diff(laps).sum(0).tolist()
     spent = sum(transforms)
     return Decoded(traces, len(laps), draft_seconds, target_seconds, sum(others) - spent, spent)
+
+
+def _open_pair(
+    drafts: Sequence[LanguageModel],
+    decoder: Decoder,
+    draft_decoders: Sequence[Decoder],
+    prompts: TokenIds,
+    draft_len: int,
+    max_new_tokens: int,
+    policy: Policy,
+) -> BatchedPair | MedusaPair | EaglePair:
+    """The pair of the loop for this kind of draft, whose caches hold the prompts."""
+    match drafts[0]:
+        case Medusa() as heads:
+            assert isinstance(decoder, LlamaDecoder)
+            return MedusaPair(heads, decoder, prompts, max_new_tokens, policy)
+        case Eagle() | Eagle3() as draft:
+            if not isinstance(decoder, LlamaDecoder):
+                what = "a head of EAGLE-3 drafts live only for models of the Llama family"
+                raise UserError(what, remedy="replay it on recorded answers: live: false")
+            return EaglePair(draft, decoder, prompts, draft_len, max_new_tokens, policy)
+        case ParallelDraft() as draft:
+            return ParallelPair(draft, decoder, prompts, draft_len, max_new_tokens, policy)
+    return BatchedPair(decoder, draft_decoders, prompts, draft_len, max_new_tokens, policy)
