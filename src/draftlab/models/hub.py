@@ -30,9 +30,11 @@ VOCABULARIES = (("tokenizer.model",), ("spiece.model",), ("vocab.json", "merges.
 
 TOKENIZER = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
-    *(TOOL_TEMPLATE, "generation_config.json", "config.json"),
+    *(TOOL_TEMPLATE, "generation_config.json"),
     *(file for files in VOCABULARIES for file in files),
 )
+"""The files of a tokenizer, and the one with the tokens that end an answer."""
+SMALL_FILES = (*TOKENIZER, "config.json")
 
 LAYOUT = "use a model in the Hugging Face layout"
 
@@ -59,7 +61,7 @@ def copy_model(name: str, out: Path, tokenizer: Path | None = None) -> None:
                 link(path.resolve(), folder / path.name)
         is_of_eagle = tokenizer is not None and is_head(read_config(source))
         if tokenizer and is_of_eagle and not (source / "tokenizer.json").is_file():
-            copy_files(tokenizer, folder, [file for file in TOKENIZER if file != "config.json"])
+            copy_files(tokenizer, folder, TOKENIZER)
             write_json(folder / "generation_config.json", {"eos_token_id": list(read_eos_ids(tokenizer))})
         _copy_tokenizer(source, folder, name)
         if not is_of_eagle:
@@ -86,18 +88,18 @@ def copy_tokenizer(name: str, folder: Path) -> None:
         config = {"eos_token_id": list(tokenizer.eos_ids)} | sizes
         write_json(folder / "config.json", config)
         return
-    _copy_tokenizer(_resolve(name, TOKENIZER), folder, name)
+    _copy_tokenizer(_resolve(name, SMALL_FILES), folder, name)
 
 
 def fetch(name: str, otherwise: str = "give a local folder") -> Path:
     """The folder with the weights and the tokenizer of ``name``; pickled weights are converted into a folder next to the hub's cache."""
     from huggingface_hub import constants
 
-    source = _resolve(name, (*WEIGHTS, *TOKENIZER), otherwise)
+    source = _resolve(name, (*WEIGHTS, *SMALL_FILES), otherwise)
     if any(source.glob(WEIGHTS[0])):
         parameter_count(source)  # refuses missing and damaged files, before a job ends with them
         return source
-    source = _resolve(name, (PICKLED, PICKLED_INDEX, *TOKENIZER), otherwise)
+    source = _resolve(name, (PICKLED, PICKLED_INDEX, *SMALL_FILES), otherwise)
     if not any(source.glob(PICKLED)):
         for index in (*source.glob(WEIGHTS[1]), *source.glob(PICKLED_INDEX)):
             parts_of(index)  # names the part that is missing
@@ -129,7 +131,7 @@ def _link_or_copy(file: Path, out: Path) -> None:
 
 
 def _copy_tokenizer(source: Path, folder: Path, name: str) -> None:
-    copy_files(source, folder, TOKENIZER)
+    copy_files(source, folder, SMALL_FILES)
     if not (folder / "config.json").is_file():
         raise UserError("no config.json", file=name, remedy=_or_again(LAYOUT, name))
     if not (folder / "tokenizer.json").is_file():

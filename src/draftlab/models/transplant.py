@@ -151,10 +151,9 @@ def _read_pairs(text: str) -> dict[str, str]:
 
 def _replace_tokenizer(folder: Path, words: Path, target: Tokenizer) -> None:
     """Give the draft in ``folder`` the tokenizer in ``words``, and its special tokens."""
-    names = [name for name in hub.TOKENIZER if name != "config.json"]
-    for name in names:
+    for name in hub.TOKENIZER:
         (folder / name).unlink(missing_ok=True)
-    copy_files(words, folder, names)
+    copy_files(words, folder, hub.TOKENIZER)
     theirs = read_object(words / "config.json")
     ids = {name: theirs.get(name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     write_json(folder / "config.json", read_object(folder / "config.json") | ids)
