@@ -17,7 +17,7 @@ from draftlab.errors import UserError
 from draftlab.latency.cost_aware import AtLeast
 from draftlab.latency.lookup import SURE, LookupBackend
 from draftlab.latency.loop import decode, fixed, speculate
-from draftlab.latency.trees import AloneWithTrees, LookedUp, most_probable, sequences_for, speculate_with_trees
+from draftlab.latency.trees import LookedUp, TreePair, most_probable, sequences_for, speculate_with_trees
 from draftlab.models import load_model
 from draftlab.models.backend import EngineOptions
 from draftlab.models.gguf import export
@@ -270,7 +270,7 @@ def test_at_each_depth_only_the_best_texts_are_extended(pair: tuple[LlamaCpp, Ll
 def test_what_was_right_in_a_row_ends_with_its_text(pair: tuple[LlamaCpp, LlamaCpp]) -> None:
     lookup = LookedUp()
     lookup.learn(7, 7)
-    AloneWithTrees(*pair, [5, 9], TREES[0], GREEDY, np.random.default_rng(0), AtLeast(0.0), lookup)
+    TreePair(*pair, [5, 9], TREES[0], GREEDY, np.random.default_rng(0), AtLeast(0.0), lookup)
     assert lookup.in_a_row == 0
 
 

@@ -29,7 +29,7 @@ from draftlab.latency.controlled import decode_scheduled, plain_steps
 from draftlab.latency.cost import SETTLED, around_calls, calibrate, cost_model
 from draftlab.latency.drafters import Drafter
 from draftlab.latency.lookup import SURE, LookupBackend
-from draftlab.latency.loop import Alone, fixed, resume, speculate
+from draftlab.latency.loop import RequestPair, fixed, resume, speculate
 from draftlab.latency.pair import open_pair
 from draftlab.latency.self_check import write_toy
 from draftlab.latency.settings import Engine
@@ -264,7 +264,7 @@ def test_plain_steps_after_a_probe_are_those_before_the_next() -> None:
 
 
 def test_the_time_around_calls_is_the_loop_and_the_lookup(monkeypatch: pytest.MonkeyPatch) -> None:
-    hands, settle, guess = [0.0], Alone.settle, LookupBackend.guess
+    hands, settle, guess = [0.0], RequestPair.settle, LookupBackend.guess
 
     def slow_settle(*args: Any) -> None:
         hands[0] += 0.003
@@ -274,7 +274,7 @@ def test_the_time_around_calls_is_the_loop_and_the_lookup(monkeypatch: pytest.Mo
         hands[0] += 0.002
         return guess(*args)
 
-    monkeypatch.setattr(Alone, "settle", slow_settle)
+    monkeypatch.setattr(RequestPair, "settle", slow_settle)
     monkeypatch.setattr(LookupBackend, "guess", slow_guess)
     found = around_calls(Cycle(hands, 0.010, token=0.001), 32)
     assert found == pytest.approx({"loop_seconds": 0.003, "lookup_seconds": 0.002})

@@ -86,7 +86,7 @@ def decode_scheduled(
     for _ in range(UNTIMED):
         target.greedy(text[start - 1 : start + draft_len])
         resume(target, text[: start - 1])
-    pair = Scheduled(target, draft, text, start, iter(lengths), draft_len)
+    pair = ScheduledPair(target, draft, text, start, iter(lengths), draft_len)
     timed, started = Timed(pair, clock), clock()
     blocks = sum(1 for _ in steps(timed, 1, sum(lengths) + len(lengths), ()))
     seconds = clock() - started
@@ -103,7 +103,7 @@ def decode_scheduled(
 
 
 @dataclass
-class Scheduled:
+class ScheduledPair:
     """The loop's verbs along a recorded ``text``: both models do all of their work, and ``lengths`` sets how much of each block is accepted."""
 
     target: LatencyBackend

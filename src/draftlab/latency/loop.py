@@ -110,7 +110,7 @@ def speculate(
     check_pair(target, draft)
     blocks, text = list[Block](), start([target, draft], prompt, max_new_tokens)
     rng = rng or np.random.default_rng(0)
-    pair = Alone(target, draft, text, lambda: draft_len(blocks), sampling, rng, min_prob, mask)
+    pair = RequestPair(target, draft, text, lambda: draft_len(blocks), sampling, rng, min_prob, mask)
     return generate((target, draft), pair, max_new_tokens, eos, blocks)
 
 
@@ -147,7 +147,7 @@ def generate(
 
 
 @dataclass
-class Alone:
+class RequestPair:
     """The pair of the loop (``engine.loop.DecodingPair``) for a single request, on engines that return numpy arrays and choose greedy tokens.
 
     It exists beside ``engine.batched`` because a process that measures llama.cpp must not load torch: torch tensors between two calls cost

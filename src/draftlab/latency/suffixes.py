@@ -10,7 +10,7 @@ import numpy as np
 from draftlab.core.sampling_numpy import GREEDY, Probs, Sampling
 from draftlab.engine.loop import Verification
 from draftlab.latency.lookup import SURE
-from draftlab.latency.loop import Alone, Block, DraftLength, Generation, generate, start
+from draftlab.latency.loop import Block, DraftLength, Generation, RequestPair, generate, start
 from draftlab.models.backend import LatencyBackend, check_pair
 from draftlab.models.suffixes import Memory, Suffixes
 
@@ -36,13 +36,13 @@ def speculate_with_suffixes(
     check_pair(target, draft)
     blocks, text = list[Block](), start([target, draft], prompt, max_new_tokens)
     how = (target, draft, text, lambda: draft_len(blocks), sampling, rng or np.random.default_rng(0), min_prob)
-    pair = AloneWithSuffixes(*how, memory=memory, joined=joined)
+    pair = SuffixPair(*how, memory=memory, joined=joined)
     return generate((target, draft), pair, max_new_tokens, (), blocks)
 
 
 @dataclass(kw_only=True)
-class AloneWithSuffixes(Alone):
-    """``loop.Alone`` with suffix decoding for some blocks, or for all."""
+class SuffixPair(RequestPair):
+    """``loop.RequestPair`` with suffix decoding for some blocks, or for all."""
 
     memory: Memory
     joined: bool

@@ -49,7 +49,7 @@ def speculate_with_trees(
     if not (isinstance(target, LlamaCpp) and isinstance(draft, LlamaCpp)):
         raise UserError("trees are drafted and read by models in llama.cpp", remedy="set backend to llama_cpp")
     text, rng = start([target, draft], prompt, max_new_tokens), rng or np.random.default_rng(0)
-    pair = AloneWithTrees(target, draft, text, tree, sampling, rng, rule or AtLeast(0.0), lookup)
+    pair = TreePair(target, draft, text, tree, sampling, rng, rule or AtLeast(0.0), lookup)
     return generate((target, draft), pair, max_new_tokens, eos, [])
 
 
@@ -110,7 +110,7 @@ class DraftedTree(NamedTuple):
 
 
 @dataclass
-class AloneWithTrees:
+class TreePair:
     """The pair of the loop (``engine.loop.DecodingPair``) for a single request. Between blocks the target has cached all but the last token."""
 
     target: LlamaCpp
