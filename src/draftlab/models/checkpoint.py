@@ -10,13 +10,12 @@ from jaxtyping import Float
 from safetensors import SafetensorError, safe_open
 
 from draftlab.errors import UserError
-from draftlab.files.weights import weight_files
+from draftlab.files.weights import HEAD, weight_files
 from draftlab.models.config import HEAD_ALONE, LLAMAS, ONLY_DISTIL, another_head, is_head, unsupported_settings
 
 Array = Float[np.ndarray, "..."]
 Shapes = dict[str, tuple[int, ...]]
 
-HEAD = "lm_head.weight"
 DERIVED = ("rotary_emb.inv_freq", HEAD, "coder.embed_tokens.weight")
 """Ends of the names of copies and constants that some checkpoints store beside the weights."""
 
@@ -120,7 +119,7 @@ def _llama_shapes(config: dict[str, Any], folder: Path) -> Shapes:
             shapes |= {f"{prefix}self_attn.{name}_norm.weight": (head_dim(config),) for name in "qk"}
     shapes["model.norm.weight"] = (hidden,)
     if not config.get("tie_word_embeddings", False):
-        shapes["lm_head.weight"] = (config["vocab_size"], hidden)
+        shapes[HEAD] = (config["vocab_size"], hidden)
     return shapes
 
 
@@ -170,5 +169,5 @@ def _t5_shapes(config: dict[str, Any], folder: Path) -> Shapes:
             shapes[prefix + "layer_norm.weight"] = (hidden,)
         shapes[f"{side}.final_layer_norm.weight"] = (hidden,)
     if not config.get("tie_word_embeddings", True):
-        shapes["lm_head.weight"] = (config["vocab_size"], hidden)
+        shapes[HEAD] = (config["vocab_size"], hidden)
     return shapes

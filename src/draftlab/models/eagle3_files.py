@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from draftlab.errors import UserError
+from draftlab.files.weights import HEAD
 from draftlab.models.config import LAYER_IDS, mask_token_of, unsupported_settings
 from draftlab.models.llama import LlamaConfig
 from draftlab.models.llama_files import to_hub
-from draftlab.models.trimmed import EMBED, HEAD_TOKENS
+from draftlab.models.trimmed import EMBED, HEAD_TOKENS, NORM
 
 if TYPE_CHECKING:
     from draftlab.models.eagle3 import Eagle3
@@ -132,11 +133,11 @@ def _layers(config: Mapping[str, Any], further: Mapping[str, Any], folder: Path)
 
 def from_released(tensors: Mapping[str, Tensor], config: LlamaConfig) -> dict[str, Tensor]:
     """The weights of a head's layers under the names of a Llama's; without an embedding of its own, an empty one."""
-    names = {"norm.weight": "model.norm.weight", "embed_tokens.weight": EMBED}
+    names = {"norm.weight": NORM, "embed_tokens.weight": EMBED}
     found = {names.get(name, _renamed(name)): value for name, value in tensors.items()}
     found.setdefault(EMBED, torch.empty(config.vocab_size, config.hidden_size, device="meta"))
     if config.head_tokens:  # token i of the head is token i + d2t[i] of the target
-        found[HEAD_TOKENS] = found.pop("d2t") + torch.arange(config.head_tokens, device=found["lm_head.weight"].device)
+        found[HEAD_TOKENS] = found.pop("d2t") + torch.arange(config.head_tokens, device=found[HEAD].device)
     return found
 
 

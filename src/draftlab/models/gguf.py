@@ -20,8 +20,8 @@ from draftlab.files.atomic import atomic_path
 from draftlab.files.digests import sha256
 from draftlab.files.gguf_header import ROPE_DIVISORS
 from draftlab.files.scratch import scratch
+from draftlab.files.weights import HEAD
 from draftlab.models.checkpoint import (
-    HEAD,
     Array,
     Checkpoint,
     Shapes,

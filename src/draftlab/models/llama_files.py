@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from draftlab.files.weights import HEAD
 from draftlab.models.rotary import apart, together
-from draftlab.models.trimmed import HEAD_TOKENS
+from draftlab.models.trimmed import EMBED, HEAD_TOKENS, NORM
 
 if TYPE_CHECKING:
     from draftlab.models.llama import Llama, LlamaConfig
@@ -19,9 +20,9 @@ def to_hub(model: Llama) -> dict[str, Tensor]:
     """The weights under their Hugging Face names; ``from_hub`` is the inverse."""
     config = model.config
     heads, kv, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-    tensors: dict[str, Tensor] = {"model.embed_tokens.weight": model.embed, "model.norm.weight": model.norm}
+    tensors: dict[str, Tensor] = {EMBED: model.embed, NORM: model.norm}
     if not config.tie_word_embeddings:
-        tensors["lm_head.weight"] = model.head
+        tensors[HEAD] = model.head
     if model.kept is not None:
         tensors[HEAD_TOKENS] = model.kept
     for number, layer in enumerate(model.layers):
@@ -54,9 +55,9 @@ def to_hub(model: Llama) -> dict[str, Tensor]:
 def from_hub(config: LlamaConfig, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The weights under our names; ``tensors`` is emptied meanwhile, so that merged weights are not in memory twice."""
     take = tensors.pop
-    state = {"embed": take("model.embed_tokens.weight"), "norm": take("model.norm.weight")}
+    state = {"embed": take(EMBED), "norm": take(NORM)}
     if not config.tie_word_embeddings:
-        state["head"] = take("lm_head.weight")
+        state["head"] = take(HEAD)
     if config.head_tokens:
         state["kept"] = take(HEAD_TOKENS)
     for number in range(config.num_hidden_layers):
@@ -85,5 +86,5 @@ def from_hub(config: LlamaConfig, tensors: dict[str, Tensor]) -> dict[str, Tenso
 
 def has_another_head(tensors: dict[str, Tensor]) -> bool:
     """Whether the weights have a head that is not the embedding."""
-    embedding, head = tensors.get("model.embed_tokens.weight"), tensors.get("lm_head.weight")
+    embedding, head = tensors.get(EMBED), tensors.get(HEAD)
     return embedding is not None and head is not None and not torch.equal(embedding, head)

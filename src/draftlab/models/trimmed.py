@@ -22,7 +22,8 @@ from draftlab.files.atomic import atomic_dir, atomic_path, check_replaceable
 from draftlab.files.digests import sha256
 from draftlab.files.json_files import write_json
 from draftlab.files.seals import seal
-from draftlab.files.weights import weight_files
+from draftlab.files.weights import HEAD, weight_files
+from draftlab.models.checkpoint import head_dim
 from draftlab.models.config import TOOL_TEMPLATE, copy_files, read_config
 
 BESIDE = (
@@ -36,7 +37,7 @@ HEAD_TOKENS = "draftlab.head_tokens"
 TABLE_DIGEST = "draftlab.head_table_sha256"
 """In a GGUF file: the key of the SHA-256 of its table."""
 
-EMBED, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
+EMBED, NORM = "model.embed_tokens.weight", "model.norm.weight"
 NORMS_OF_HEADS = ("q_norm.weight", "k_norm.weight")
 BLOCK = 32
 """The block size of quantized rows."""
@@ -127,7 +128,7 @@ def widen(model: Path, out: Path) -> None:
     head[kept] = widened[HEAD]
     changed = {
         "hidden_size": wide,
-        "head_dim": config.get("head_dim") or width // config["num_attention_heads"],
+        "head_dim": head_dim(config),
         "rms_norm_eps": epsilon * shrink,
         "head_tokens": 0,
     }

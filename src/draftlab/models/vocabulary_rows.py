@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from draftlab.errors import UserError
 from draftlab.files.json_files import read_object, write_json
-from draftlab.files.weights import is_gguf, weight_files
+from draftlab.files.weights import HEAD, is_gguf, weight_files
 from draftlab.models.config import read_sizes
 
 if TYPE_CHECKING:
@@ -79,8 +79,8 @@ def make_rows(folder: Path, embeddings: Sequence[Sequence[int]], head: Sequence[
             whole = tensors[name]
             tensors[name] = _means(whole, head if name.startswith(HEADS) else embeddings)
             if differ and not has_head and name == inputs[0]:
-                tensors["lm_head.weight"] = _means(whole, head)
-                _add_to_index(folder, "lm_head.weight", file.name)
+                tensors[HEAD] = _means(whole, head)
+                _add_to_index(folder, HEAD, file.name)
         file.unlink()
         save_file(tensors, file, metadata={"format": "pt"})
     config = read_object(folder / "config.json")

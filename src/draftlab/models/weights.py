@@ -16,6 +16,7 @@ from torch import Tensor
 from draftlab.core.theory import ModelSize
 from draftlab.errors import UserError
 from draftlab.files.weights import parameter_count, weight_files
+from draftlab.models.checkpoint import head_counts, head_dim
 from draftlab.models.config import read_config
 
 
@@ -53,8 +54,7 @@ def model_size(model: Path) -> ModelSize:
     """Gigabytes of the weights and of one token in the cache, of a decoder-only model in float32."""
     config = read_config(model)
     try:
-        width, layers, heads = (config[key] for key in ("hidden_size", "num_hidden_layers", "num_attention_heads"))
+        layers, entry = config["num_hidden_layers"], 2 * head_counts(config)[1] * head_dim(config)
     except KeyError as error:
         raise UserError(f"no {error} in its config", file=model, remedy="use a decoder-only model") from None
-    entry = 2 * (config.get("num_key_value_heads") or heads) * (config.get("head_dim") or width // heads)
     return ModelSize(4e-9 * parameter_count(model), 4e-9 * layers * entry)
