@@ -909,6 +909,32 @@ def test_a_card_names_the_engines_that_serve_such_a_draft(tmp_path: Path):
         assert f'"method": "{"draft_model" if kind == "parallel" else "eagle3"}"' in text
 
 
+def test_the_page_says_what_a_step_takes_and_what_its_intervals_cover(tmp_path: Path):
+    """A profile was measured once, elsewhere."""
+    for costs, covers in (
+        (COSTS, "requests and between the moments at which costs were measured."),
+        (
+            from_profile("rtx4090-llama-3.1-8b", 100, 0.12),
+            "requests, but not by how much the profile's costs miss your",
+        ),
+    ):
+        found = decide(table(0.8), costs)
+        text = page(found, tmp_path, "", tmp_path)
+        assert (
+            f"A target step takes {found.step_seconds * 1e3:.3g} ms, a draft step {found.cost_ratio[8]:.3f} of that"
+            in text
+        )
+        assert f"they cover the variation between {covers}" in text
+
+
+def test_the_page_says_what_the_monitor_expects(tmp_path: Path):
+    found = decide(table(0.8))
+    assert found.monitor
+    expected = f"production with {found.monitor.acceptance_length.show()} tokens per step"
+    assert expected in page(found, tmp_path, "", tmp_path)
+    assert "production with" not in page(decide(table(0.1)), tmp_path, "", tmp_path)
+
+
 def test_a_card_names_the_machine_of_the_costs():
     for costs, where in (
         (COSTS, "Costs: measured in llama.cpp on the machine that wrote this card at a context of 128."),

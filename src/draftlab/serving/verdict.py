@@ -93,6 +93,7 @@ def decide(
         cut=cut,
         cut_at=cut_at,
         costs=costs.source,
+        costs_vary=costs.is_here,
         parameters=facts.get("parameters", {}),
         step_seconds=costs.seconds,
         cost_ratio={n + 1: float(c) for n, c in enumerate(costs.step[0])},

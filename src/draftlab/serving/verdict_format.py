@@ -221,7 +221,8 @@ class Verdict(Judged):
     """What ``verdict.json`` contains; ``cut``: held-out answers that reached the limit of ``cut_at`` tokens.
 
     ``conversations``: how many the held-out ``requests`` belong to, 0 if unknown. ``verdict``, ``options`` and ``monitor`` are of one request
-    at a time, ``load_verdict`` of the given load. ``parameters``: weights of the ``target`` and of the ``draft``.
+    at a time, ``load_verdict`` of the given load. ``costs_vary``: whether intervals cover how costs drift, as where they were measured. ``parameters``: weights of the
+    ``target`` and of the ``draft``.
     """
 
     requests: int
@@ -230,6 +231,7 @@ class Verdict(Judged):
     cut: int = 0
     cut_at: int = 0
     costs: str
+    costs_vary: bool = True
     parameters: dict[str, int] = {}
     step_seconds: float
     cost_ratio: dict[int, float]
