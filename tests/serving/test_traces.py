@@ -298,6 +298,30 @@ def test_a_draft_that_costs_nothing_is_said_and_gives_no_settings_for_a_draft_mo
     assert emit.from_load(tmp_path / "paid.json", 512)
 
 
+@pytest.mark.parametrize(
+    ("drafted", "lengths", "is_beyond"), [(2, (0, 2, 6), True), (2, (0, 2), False), (6, (0, 2, 6), False)]
+)
+def test_a_best_length_beyond_the_recorded_acceptance_is_said(
+    drafted: int, lengths: tuple[int, ...], is_beyond: bool, tmp_path: Path
+) -> None:
+    """Of 100 blocks, nearly all were accepted whole, so longer ones look even better."""
+    counts = {"drafts": 100, "draft_tokens": 100 * drafted, "accepted_tokens": 99 * drafted}
+    text = "".join(f"vllm:spec_decode_num_{name}_total {n}\n" for name, n in counts.items())
+    text += "".join(
+        f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{position="{p}"}} 99\n' for p in range(drafted)
+    )
+    (tmp_path / "metrics").write_text(text)
+    given = settings(alpha=None, acceptance=tmp_path / "metrics", draft_lens=lengths, rates=(1.0,))
+    found = load.run(given, tmp_path / "out", lambda _: None)
+    assert found["acceptance_recorded"] == drafted
+    assert (
+        f"acceptance was recorded up to length {drafted}, beyond it is extrapolated" in load.lines(found)
+    ) is is_beyond
+    assert not any(
+        "recorded" in line for line in load.lines(load.run(settings(rates=(1.0,)), tmp_path / "a", lambda _: None))
+    )
+
+
 def test_a_draft_may_have_a_profile_of_its_own() -> None:
     found = load._profile(settings(draft_ratio=None, draft_profile="h100-llama-2-7b"))
     assert found.draft == found.target

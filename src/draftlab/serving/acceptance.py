@@ -12,6 +12,7 @@ from draftlab.errors import UserError
 
 LONGEST = 32
 """Acceptance is tabulated for blocks of up to so many drafted tokens."""
+EXTRAPOLATED = "acceptance was recorded up to length {}, beyond it is extrapolated"
 
 
 @dataclass(frozen=True)

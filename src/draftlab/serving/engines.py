@@ -18,7 +18,7 @@ from draftlab.files.weights import is_gguf
 from draftlab.models import suffixes
 from draftlab.models.config import LAYER_IDS, hides_layers, is_head_folder, read_config
 from draftlab.models.ngrams import NGRAM
-from draftlab.serving.acceptance import LONGEST, AcceptanceCurves
+from draftlab.serving.acceptance import EXTRAPOLATED, LONGEST, AcceptanceCurves
 
 Ranges = Sequence[tuple[int, int, int]]
 """(first batch, last batch, draft length), both ends included."""
@@ -72,7 +72,7 @@ class Deployment:
         """From which length on the acceptance was not recorded, in words."""
         recorded = self.acceptance.recorded if self.acceptance else 0
         is_beyond = 0 < recorded < self.draft_len
-        return f"acceptance was recorded up to length {recorded}, beyond it is extrapolated" if is_beyond else ""
+        return EXTRAPOLATED.format(recorded) if is_beyond else ""
 
 
 @dataclass(frozen=True)

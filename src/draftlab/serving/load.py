@@ -18,7 +18,7 @@ from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_path, write_text
 from draftlab.files.json_files import write_json
 from draftlab.serving import profiles, records, traces
-from draftlab.serving.acceptance import LONGEST, AcceptanceCurves, from_alpha
+from draftlab.serving.acceptance import EXTRAPOLATED, LONGEST, AcceptanceCurves, from_alpha
 from draftlab.serving.profiles import Profile
 from draftlab.serving.sweep import CONTEXTS, DRAFT_LENS, Goal, best_lengths, capacity, crossing, sweep, that_fit
 from draftlab.serving.verdict_format import per_second
@@ -57,6 +57,10 @@ def lines(summary: Mapping[str, Any]) -> list[str]:
     notes = [f"left out: {count} {why}" for why, count in summary["left_out"].items()]
     if not summary["draft_ratio"]:
         notes.append("drafting is assumed to cost nothing: for a draft model give --draft-ratio or --draft-profile")
+    best = [*summary["best_by_rate"], *summary["best_by_batch_and_context"]]
+    longest = max((row.get("draft_len") or row.get("best_draft_len") or 0 for row in best), default=0)
+    if 0 < summary["acceptance_recorded"] < longest:
+        notes.append(EXTRAPOLATED.format(summary["acceptance_recorded"]))
     if not summary["known"]:
         few = f"not yet known: fewer than {ENOUGH} requests are not enough (give a longer trace, or raise --requests)"
         return [few, *notes]
@@ -178,6 +182,7 @@ def run(settings: LoadSettings, out: Path, progress: Callable[[str], None]) -> d
         "alpha": settings.alpha,
         "draft_ratio": _draft_ratio(profile),
         "acceptance_length_4": acceptance.length(4),
+        "acceptance_recorded": acceptance.recorded,
         "goal": {"first": goal.first, "per_token": goal.per_token},
         "seed": seed,
     }

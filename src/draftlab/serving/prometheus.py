@@ -31,6 +31,10 @@ COARSEST = 0.01
 """The largest error by rounding, as a share of what was counted."""
 
 
+CHOOSE = "name one (draftlab monitor: --model), or leave out the others"
+"""What to do about several models."""
+
+
 def read(text: str, page: Path | str, model: str = "") -> Counters:
     """The counters of speculation on a page of ``/metrics``, of one ``model`` if the page has several.
 
@@ -69,7 +73,7 @@ def _of_model(found: Counters, page: Path | str, model: str) -> Counters:
         raise UserError(what, file=page, remedy="name a model of this page, or leave out --model")
     if len(models) > 1 and not model:
         what = f"counters of {len(models)} models: {', '.join(models)}"
-        raise UserError(what, file=page, remedy="name the one of the verdict with --model")
+        raise UserError(what, file=page, remedy=CHOOSE)
     return {key: value for key, value in found.items() if not model or named[key] in ("", model)}
 
 

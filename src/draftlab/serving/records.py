@@ -152,7 +152,7 @@ def _of_model(rows: Iterable[tuple[int | None, Any]], path: Path, model: str) ->
             wanted = wanted or name
             if name != wanted and not model:
                 what = f"a record of the model {name}, after records of {wanted}"
-                raise UserError(what, file=path, line=line, remedy="name the model of the verdict with --model")
+                raise UserError(what, file=path, line=line, remedy=prometheus.CHOOSE)
             if name != wanted:
                 continue
         yield counts
