@@ -1475,6 +1475,17 @@ def test_bad_input_is_one_clear_error(tmp_path: Path, rows: list[str], more: dic
         run(asked, tmp_path / "out")
 
 
+@pytest.mark.parametrize("model", [{"target": "no/such/"}, {"draft": ("no/such/",)}])
+def test_a_model_that_is_not_there_is_named_as_it_was_given(tmp_path: Path, model: dict[str, Any]):
+    """A verdict has --target and --draft; the workflow behind it has --config, which nobody typed."""
+    log = answer_file(tmp_path, [f'{{"prompt": "{number}"}}' for number in range(60)])
+    settings = VerdictSettings(traffic=log, **{"target": "owner/name", "hardware": "h100-llama-2-7b"} | model)
+    with pytest.raises(UserError, match=rf"^{next(iter(model))}: no such file or folder: no/such/ ") as error:
+        run(settings, tmp_path / "out")
+    assert "--config" not in str(error.value)
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(("hardware", "measured"), [("h100-llama-2-7b", False), (None, True)])
 def test_costs_are_measured_only_where_no_profile_has_them(tmp_path: Path, hardware: str | None, measured: bool):
     """A head of EAGLE-3 could not be timed."""

@@ -39,7 +39,12 @@ def run_workflow(settings: VerdictSettings, draft: str, name: str, folder: Path)
     """Run the workflow below ``folder`` up to the tables; a later call with the same files continues where this one stopped."""
     results = Path("results") / name
     config = _config(settings, draft, name, folder)
-    run_of(config)  # a wrong model or scale is one line, not Snakemake's error
+    try:
+        run_of(config)  # a wrong model or scale is one line, not Snakemake's error
+    except UserError as error:
+        if error.file != "--config":
+            raise
+        raise UserError(error.what, remedy=error.remedy) from None  # here nobody typed --config
     wanted = [replayed(results, settings.temperature) / "rows.csv"]
     wanted += [] if settings.hardware else [results / "traffic_cost.csv"]
     command: list[object] = [sys.executable, "-m", "snakemake", "--snakefile", ROOT / "Snakefile"]
