@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import itertools
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -348,7 +350,52 @@ def test_tree_verifiers_let_go_of_the_distributions(name: str) -> None:
     gc.disable()
     try:
         before = sum(type(one) is Tensor for one in gc.get_objects())
-        TREE_VERIFIERS[name].sample(target, draft, tokens, torch.Generator().manual_seed(0))
+        TREE_VERIFIERS[name].sample(target, draft, tokens, torch.Generator().manual_seed(0), check=False)
         assert sum(type(one) is Tensor for one in gc.get_objects()) == before
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("name", [*TREE_VERIFIERS, "specinfer"])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda target, draft, tokens: (target.log(), draft, tokens), r"target_probs\[0, 0\] sums to -"),
+        (lambda target, draft, tokens: (2 * target, draft, tokens), r"target_probs\[0, 0\] sums to 2, not 1"),
+        (lambda target, draft, tokens: (target[:, :2], draft, tokens), "shapes do not fit"),
+        (lambda target, draft, tokens: (target, draft, tokens[0]), "shapes do not fit"),
+        (lambda target, draft, tokens: (target, draft, tokens + 3), "is outside the vocabulary"),
+        (
+            lambda target, draft, tokens: (torch.stack([target[0], target[1].flip(0)]), draft, tokens),
+            r"target_probs\[1, 0\] is not what another sequence has after the same tokens",
+        ),
+    ],
+)
+def test_sequences_that_do_not_fit_are_refused(name: str, change: Callable[..., Any], message: str) -> None:
+    """Trees were verified with logits, and with distributions that differed after the same tokens; their output was then no distribution."""
+    target, draft = (random_distributions(1, n, 4, seed=n).expand(2, -1, -1) for n in (3, 2))
+    given = change(target, draft, torch.tensor([[0, 1], [0, 2]]))
+    drawn = torch.Generator().manual_seed(0)
+    if name == "specinfer":
+        checked = (
+            lambda: sequences_distribution(specinfer, *given),
+            lambda: verify_sequences(specinfer, *(table[None] for table in given), drawn),
+        )
+    else:
+        verifier = TREE_VERIFIERS[name]
+        checked = (
+            lambda: verifier.distribution(*given),
+            lambda: verifier.sample(*(table[None] for table in given), drawn),
+        )
+    with pytest.raises(UserError, match=message):
+        checked[0]()
+    with pytest.raises(UserError):
+        checked[1]()
+
+
+@pytest.mark.parametrize("name", TREE_VERIFIERS)
+def test_sequences_in_single_precision_are_verified_in_double(name: str) -> None:
+    """``optimal_block`` said that its own function returned no stops."""
+    target, draft = (random_distributions(1, n, 4, seed=n).expand(2, -1, -1).float() for n in (3, 2))
+    found = TREE_VERIFIERS[name].distribution(target, draft.requires_grad_(), torch.tensor([[0, 1], [2, 3]]))
+    assert sum(found.values()) == pytest.approx(1, abs=1e-12)

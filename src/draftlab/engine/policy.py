@@ -204,7 +204,7 @@ def verify_block(
         path = torch.zeros_like(token)
     else:
         if isinstance(verifier, TreeVerifier):
-            walked = verifier.sample(target_probs, draft_probs, tokens, policy.generator)
+            walked = verifier.sample(target_probs, draft_probs, tokens, policy.generator, check=False)
         else:
             walked = verify_sequences(
                 verifier,
@@ -215,6 +215,7 @@ def verify_block(
                 tail=policy.tail,
                 truncated=policy.is_truncated and target_probs.shape[-1] > LARGE_VOCAB,
                 tree=proposal.tree,
+                check=False,
             )
         path, accepted, token = walked.path, walked.length, walked.token
     rows = torch.arange(len(path), device=path.device)

@@ -8,10 +8,14 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Generator, Tensor
 
-from draftlab.core.sampling import Table, Tables, Tokens, draw, restrict
+from draftlab.core.sampling import Drafting, Table, Tables, Tokens, check_drafted, check_probs, draw, restrict
 from draftlab.core.tree import Tree
 from draftlab.core.verify.path import PathVerifier
 from draftlab.core.verify.token import TokenVerifier
+from draftlab.errors import UserError
+
+ALIKE = 0.05
+"""By how much two distributions after the same tokens may differ: a model in half precision does not repeat itself exactly."""
 
 TargetAlong = Float64[Tensor, "drafts positions vocab"]
 """The target's distribution at the L + 1 positions of each of K sequences."""
@@ -28,6 +32,34 @@ class Outcome:
     path: Int64[Tensor, " batch"]
     length: Int64[Tensor, " batch"]
     token: Int64[Tensor, " batch"]
+
+
+def check_sequences(
+    target_probs: Float64[Tensor, "*batch drafts positions vocab"],
+    draft_probs: Float64[Tensor, "*batch drafts path vocab"],
+    tokens: Int64[Tensor, "*batch drafts path"],
+    drafting: Drafting,
+) -> tuple[Float64[Tensor, "*batch drafts positions vocab"], Float64[Tensor, "*batch drafts path vocab"]]:
+    """Both tables in float64. Bad probabilities, impossible tokens, and different distributions after the same tokens are a ``UserError``."""
+    path = tokens.shape[-1] if tokens.dim() > 1 else 0
+    shapes = [tuple(table.shape[:-1]) for table in (target_probs, draft_probs)]
+    if not path or shapes != [(*tokens.shape[:-1], path + 1), tuple(tokens.shape)]:
+        what = f"shapes do not fit: {[tuple(table.shape) for table in (target_probs, draft_probs, tokens)]}"
+        remedy = "pass [drafts, path + 1, vocab], [drafts, path, vocab] and [drafts, path] of 1 or more drafted tokens"
+        raise UserError(what, remedy=remedy)
+    target = check_probs(target_probs, "target_probs")
+    draft = check_drafted(target[..., :-1, :], draft_probs[..., None, :], tokens[..., None])[1][..., 0, :]
+    # The sequences with which each one shares its tokens before each position, and the first of them.
+    alike = (tokens[..., :, None, :] == tokens[..., None, :, :]).cumprod(-1)
+    first = torch.cat([torch.ones_like(alike[..., :1]), alike], -1).argmax(-2)[..., None]
+    tables = {"target_probs": target} | ({} if drafting == "independent" else {"draft_probs": draft})
+    for name, table in tables.items():
+        shared = first[..., : table.shape[-2], :].expand(table.shape)
+        differs = ((table.gather(-3, shared) - table).abs() > ALIKE).any(-1)
+        if bool(differs.any()):
+            what = f"{name}{differs.nonzero()[0].tolist()} is not what another sequence has after the same tokens"
+            raise UserError(what, remedy="the models' distributions depend on the tokens before them alone")
+    return target, draft
 
 
 def _voters(
@@ -72,6 +104,7 @@ def verify_sequences(
     tail: PathVerifier | None = None,
     truncated: bool = False,
     tree: Tree | None = None,
+    check: bool = True,
 ) -> Outcome:
     """Verify K sequences, position after position: the token verifier sees the drafts of the sequences that still agree.
 
@@ -86,9 +119,12 @@ def verify_sequences(
     - `tail`: verifies the rest of a sequence once it is the only one left; the rest is still a draft given the emitted prefix.
     - `truncated`: whether top-k or top-p left few tokens; only these are then given to the verifier.
     - `tree`: one, or one for each row; its paths to the leaves are the sequences, and a token that several of them share is one draft.
+    - `check`: if False, or with a tree, whose shorter paths are filled up, the tables and tokens are not checked.
 
     **Returns:** the accepted tokens of each row, and the token after them.
     """
+    if check and tree is None:
+        target_probs, draft_probs = check_sequences(target_probs, draft_probs, tokens, verifier.drafting)
     batch, drafts, path_len = tokens.shape
     active = torch.ones(batch, drafts, dtype=torch.bool, device=tokens.device)
     accepted = torch.zeros(batch, dtype=torch.int64, device=tokens.device)
@@ -142,7 +178,16 @@ def sequences_distribution(
     tokens: Sequences,
     tree: Tree | None = None,
 ) -> dict[tuple[int, ...], float]:
-    """The exact distribution of the tokens that ``verify_sequences`` emits, given the drafted sequences: emitted tokens -> probability."""
+    """The exact distribution of the tokens that ``verify_sequences`` emits, given the drafted sequences: emitted tokens -> probability.
+
+    **Arguments:**
+    - `verifier`, `tree`: as for `verify_sequences`.
+    - `target_probs`, `draft_probs`, `tokens`: the same without a batch axis.
+
+    **Returns:** tuple of emitted token ids -> its probability.
+    """
+    if tree is None:
+        target_probs, draft_probs = check_sequences(target_probs, draft_probs, tokens, verifier.drafting)
     distribution: dict[tuple[int, ...], float] = {}
     drafts, path_len = tokens.shape
 

@@ -11,7 +11,7 @@ from jaxtyping import Float64, Int64
 from torch import Generator, Tensor
 
 from draftlab.core.sampling import Drafting, check_drafting, draw
-from draftlab.core.verify.sequence import DraftAlong, Outcome, Sequences, TargetAlong
+from draftlab.core.verify.sequence import DraftAlong, Outcome, Sequences, TargetAlong, check_sequences
 from draftlab.core.verify.survivors import Order, Position, Survivors
 from draftlab.core.verify.token import check_table, drawable, name_of
 from draftlab.errors import UserError, fault_in
@@ -64,7 +64,10 @@ class TreeVerifier:
         - `tokens`: the drafted ids, shape `(drafts, path)`.
 
         **Returns:** tuple of emitted token ids -> its probability.
+
+        **Raises:** `UserError` if a table holds no distributions, or other ones after the same tokens, or if the tokens cannot have been drawn.
         """
+        target_probs, draft_probs = check_sequences(target_probs, draft_probs, tokens, self.drafting)
         distribution: dict[tuple[int, ...], float] = defaultdict(float)
         for stop in self._stopped(target_probs, draft_probs, tokens):
             accepted = tuple(tokens[stop.path, : stop.length].tolist())
@@ -97,15 +100,20 @@ class TreeVerifier:
         draft_probs: Float64[Tensor, "batch drafts path vocab"],
         tokens: Int64[Tensor, "batch drafts path"],
         generator: Generator,
+        *,
+        check: bool = True,
     ) -> Outcome:
         """Draw a stop of each row, and the token after it.
 
         **Arguments:**
         - `target_probs`, `draft_probs`, `tokens`: as for `distribution`, with a batch axis in front.
         - `generator`: draws the outcome.
+        - `check`: if False, tables and tokens are not checked, which saves a pass over them.
 
         **Returns:** `path`, `length` and `token` of each row.
         """
+        if check:
+            target_probs, draft_probs = check_sequences(target_probs, draft_probs, tokens, self.drafting)
         drawn = []
         for given in zip(target_probs, draft_probs, tokens, strict=True):
             stops = self._stopped(*given)
