@@ -33,10 +33,11 @@ from draftlab.conformance.sequential import Evidence, Gamblers, sampler_wealth, 
 from draftlab.conformance.tables import tables
 from draftlab.core.sampling import Drafting, draw
 from draftlab.core.verify import VERIFIERS
+from draftlab.core.verify.block import block
 from draftlab.core.verify.greedy import greedy
 from draftlab.core.verify.k_seq import k_seq
 from draftlab.core.verify.optimal import optimal
-from draftlab.core.verify.path import PathVerifier, single_path
+from draftlab.core.verify.path import PathDecision, PathVerifier, single_path
 from draftlab.core.verify.rrs import rrs
 from draftlab.core.verify.sequence import sequences_distribution
 from draftlab.core.verify.single import accept_probs, reject_residual, single
@@ -347,6 +348,21 @@ def test_a_distribution_that_is_none_is_caught() -> None:
     for wrong in (lambda q, p, x: q[None], lambda q, p, x: q[:1], lambda q, p, x: torch.cat([q, q])):
         with pytest.raises(UserError, match="the distribution has shape"):
             check_distribution(wrong, "iid", 1)
+
+
+def test_a_path_verifier_that_divides_by_an_empty_residual_is_caught() -> None:
+    """Block verification as its paper writes it is NaN where both models agree. No context of the random models excluded a token or agreed."""
+
+    def decide(target: Tensor, draft: Tensor, tokens: Tensor) -> PathDecision:
+        weight = block.decide(target, draft, tokens).weight
+        excess = (weight[:, :-1, None] * target[:, :-1] - draft).clamp_min(0).sum(-1)
+        keep = torch.cat([excess / (excess + 1 - weight[:, :-1]), weight[:, -1:]], -1)
+        later = torch.cat([(1 - keep[:, 1:]).flip(-1).cumprod(-1).flip(-1), torch.ones_like(keep[:, :1])], -1)
+        return PathDecision(keep * later, weight)
+
+    verdict = check_verifier(PathVerifier("mutant", decide), 1, Budget(max_samples=500))
+    assert verdict.exact["sequence distribution"].lossless
+    assert verdict.exact["zeros and ties"].error == math.inf
 
 
 @pytest.mark.parametrize("name", [n for n in VERIFIERS if n != "importance"])

@@ -13,7 +13,12 @@ from functools import partial
 from torch import Generator, Tensor
 
 from draftlab.conformance.exact import Exact, check_distribution
-from draftlab.conformance.sequences import Context, check_sequence_distribution, check_sequence_sampler
+from draftlab.conformance.sequences import (
+    Context,
+    SequenceDistribution,
+    check_sequence_distribution,
+    check_sequence_sampler,
+)
 from draftlab.conformance.sequential import BUDGET, Budget, Sampled, check_sampler, check_samples
 from draftlab.core.sampling import DISTINCT, Drafting
 from draftlab.core.verify.path import PathVerifier
@@ -61,13 +66,13 @@ def check_verifier(
     """
     if isinstance(verifier, PathVerifier):
         paths: tuple[Drafting, int, int, int] = ("iid", 3, 3, 1)
-        exact = check_sequence_distribution(partial(_path_distribution, verifier), *paths, budget.seed)
+        found = _sequences("sequence distribution", partial(_path_distribution, verifier), paths, budget.seed)
         sampled = check_sequence_sampler(partial(_path_sample, verifier), *paths, budget)
-        return Conformance({"sequence distribution": exact}, {"sequence sampler": sampled})
+        return Conformance(found, {"sequence sampler": sampled})
     drafting = verifier.drafting
     if isinstance(verifier, TreeVerifier):
         trees = (drafting, 3 if num_drafts < 3 else 2, 2, num_drafts)
-        results = {"tree distribution": check_sequence_distribution(verifier.distribution, *trees, budget.seed)}
+        results = _sequences("tree distribution", verifier.distribution, trees, budget.seed)
         wide = [
             check_sequence_distribution(verifier.distribution, drafting, 3, 1, num_drafts, seed)
             for seed in range(WIDE_TREES)
@@ -84,15 +89,23 @@ def check_verifier(
     return Conformance(
         {
             "distribution": check_distribution(verifier.distribution, drafting, num_drafts),
-            "sequence distribution": check_sequence_distribution(
-                partial(sequences_distribution, verifier), *sequences, budget.seed
-            ),
+            **_sequences("sequence distribution", partial(sequences_distribution, verifier), sequences, budget.seed),
         },
         {
             "sampler": check_sampler(lambda *given: verifier.sample(*given)[0], drafting, num_drafts, half),
             "sequence sampler": check_sequence_sampler(walk, *sequences, half),
         },
     )
+
+
+def _sequences(
+    name: str, distribution: SequenceDistribution, sizes: tuple[Drafting, int, int, int], seed: int
+) -> dict[str, Exact]:
+    """The exact test of drafted sequences, and the same with models that exclude tokens and that agree in places."""
+    return {
+        name: check_sequence_distribution(distribution, *sizes, seed),
+        "zeros and ties": check_sequence_distribution(distribution, *sizes, seed, sparse=True),
+    }
 
 
 def _path_distribution(verifier: PathVerifier, target: Tensor, draft: Tensor, tokens: Tensor) -> dict[Context, float]:

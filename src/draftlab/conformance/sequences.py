@@ -15,7 +15,7 @@ from torch import Generator, Tensor
 from draftlab.conformance.exact import LIMIT, Exact
 from draftlab.conformance.sequential import BUDGET, Budget, Sampled, check_samples
 from draftlab.conformance.tables import reading
-from draftlab.core.sampling import Drafting, draw
+from draftlab.core.sampling import DISTINCT, Drafting, draw
 from draftlab.core.verify.joint import joint_distribution
 from draftlab.errors import UserError
 
@@ -29,14 +29,23 @@ SequenceSampler = Callable[[Tensor, Tensor, Tensor, Generator], list[Context]]
 
 
 def check_sequence_distribution(
-    distribution: SequenceDistribution, drafting: Drafting, vocab: int, draft_len: int, num_drafts: int, seed: int = 0
+    distribution: SequenceDistribution,
+    drafting: Drafting,
+    vocab: int,
+    draft_len: int,
+    num_drafts: int,
+    seed: int = 0,
+    *,
+    sparse: bool = False,
 ) -> Exact:
     """Compare the exact distribution of the first ``draft_len + 1`` emitted tokens with the target's, over every drafted sequence.
 
     ``distribution(target_probs[drafts, positions, vocab], draft_probs[drafts, path, vocab], tokens[drafts, path])`` gives the probability of each
     tuple of emitted tokens, which the target then continues. For every drafted sequence these must be probabilities, with sum 1.
+
+    With ``sparse``, models exclude tokens, as top-k and low temperatures do, and target and first draft agree after every second context.
     """
-    models = _models(drafting, vocab, draft_len, num_drafts, seed)
+    models = _models(drafting, vocab, draft_len, num_drafts, seed, sparse)
     emitted = torch.zeros((vocab,) * (draft_len + 1), dtype=torch.float64)
     count, improper = 0, torch.zeros((), dtype=torch.float64)
     for drafted in _enumerate_drafts(models, drafting, draft_len):
@@ -78,7 +87,9 @@ class _Models:
         )
 
 
-def _models(drafting: Drafting, vocab: int, draft_len: int, num_drafts: int, seed: int) -> _Models:
+def _models(
+    drafting: Drafting, vocab: int, draft_len: int, num_drafts: int, seed: int, sparse: bool = False
+) -> _Models:
     generator = torch.Generator().manual_seed(seed)
     contexts = [
         context for length in range(draft_len + 1) for context in itertools.product(range(vocab), repeat=length)
@@ -86,9 +97,16 @@ def _models(drafting: Drafting, vocab: int, draft_len: int, num_drafts: int, see
 
     def model() -> dict[Context, Tensor]:
         weights = torch.rand(len(contexts), vocab, dtype=torch.float64, generator=generator) ** 2
+        if sparse:
+            kept = num_drafts if drafting in DISTINCT else 1  # at least
+            weights *= torch.rand(weights.shape, generator=generator).argsort(-1).argsort(-1) < torch.randint(
+                kept, vocab + 1, (len(contexts), 1), generator=generator
+            )
         return dict(zip(contexts, weights / weights.sum(-1, keepdim=True), strict=True))
 
     target, draft = model(), model()
+    if sparse:
+        target |= {context: draft[context] for context in contexts[::2]}
     return _Models(target, [model() if k and drafting == "independent" else draft for k in range(num_drafts)])
 
 
