@@ -37,6 +37,12 @@ def test_the_examples_run(name):
     assert doctest.testmod(importlib.import_module(name)).failed == 0
 
 
+def test_the_examples_of_the_guide_run():
+    found = doctest.testfile(str(SOURCE.parent / "docs" / "api.md"), module_relative=False, encoding="utf-8")
+    assert found.attempted > 15
+    assert found.failed == 0
+
+
 @pytest.mark.parametrize("name", [*ALL, *SOME])
 def test_functions_that_people_import_have_an_example(name):
     module = importlib.import_module(name)
