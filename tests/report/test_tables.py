@@ -230,9 +230,18 @@ def test_a_table_without_a_layout_has_the_axes_of_its_experiment(name, rows, col
 
 
 @pytest.mark.usefixtures("unknown")
-@pytest.mark.parametrize("name", ["osd_epochs", "osd_shift_sharp", "osd_latency_dataset", "osd_speedup_theory"])
-def test_rows_that_agree_in_all_axes_are_never_pooled(name):
-    with pytest.raises(UserError, match=rf"{name}\.yaml: .*several rows agree in .*layout"):
+@pytest.mark.parametrize(
+    ("name", "differ"),
+    [
+        ("osd_epochs", "epoch"),
+        ("osd_shift_sharp", "after"),
+        ("osd_latency_dataset", "contender"),
+        ("osd_speedup_theory", "draft_len"),
+    ],
+)
+def test_rows_that_agree_in_all_axes_are_never_pooled(name, differ):
+    message = rf"{name}\.yaml: .*several rows agree in .*, and differ in .*{differ}.*layout"
+    with pytest.raises(UserError, match=message):
         tables.layout_of(name, tidy.derive(name, TABLES[name]()))
 
 

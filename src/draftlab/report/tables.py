@@ -57,8 +57,14 @@ def layout_of(experiment: str, table: pd.DataFrame) -> Layout:
         for key in dict.fromkeys([*axes, "dataset", "seed", tidy.resampled_column(table) or "", *PLACES])
         if key in table
     ]
-    if table.duplicated(keys).any():
+    if (alike := table.duplicated(keys, keep=False)).any():
         what = f"{experiment}: several rows agree in {', '.join(keys)}"
+        groups = table[alike].groupby(keys, dropna=False)
+        others = [column for column in table if column not in keys]
+        differ = [column for column in others if (groups[column].nunique(dropna=False) > 1).any()]
+        # Measured numbers differ too. A setting has the fewest values.
+        named = sorted(differ, key=lambda column: table[column].nunique(dropna=False))[:3]
+        what += f", and differ in {', '.join(named)}" if named else ""
         raise UserError(what, file=tidy.file_of(experiment), remedy=remedy)
     return Layout(rows=axes[:-1] or axes, columns=axes[1:][-1:])
 
