@@ -462,7 +462,7 @@ def test_a_figure_like_one_that_no_module_draws_is_refused():
     [
         ("osd_epochs", {"figure": {"curves": {"where": {"epoch": 77}}}}, "osd_epochs.yaml: figure: no row of the table"),
         ("osd_epochs", {"figure": {"curves": {"x": "dataset", "log_x": True}}}, "figure: x is dataset, which holds words"),
-        ("osd_epochs", {"figure": None, "layout": {"where": {"dataset": "nobody"}}}, "osd_epochs: no row of the table"),
+        ("osd_epochs", {"figure": None, "layout": {"where": {"dataset": "nobody"}}}, "osd_epochs.yaml: no row of the table"),
         ("mdss_target_temperature", {"figure": {"live": {"x": "scheme"}}}, "figure: x is scheme"),
     ],
 )  # fmt: skip

@@ -17,7 +17,7 @@ import pandas as pd
 
 from draftlab.core import theory
 from draftlab.errors import UserError
-from draftlab.report.published import Check, Published, Source
+from draftlab.report.published import CHECKS, Check, Published, Source
 from draftlab.report.tidy import records
 
 Value = float | str | tuple[float, ...]
@@ -127,7 +127,8 @@ def run_checks(published: Published) -> dict[str, list[Recomputed]]:
 def _run(name: str, check: Check, published: Published) -> list[tuple[str, Recomputed]]:
     rows = published.of(check.claim, **check.where)
     if rows.empty:
-        raise UserError(f"check {name}: no printed number of {check.claim}", remedy="repair consistency.yaml")
+        what = f"check {name}: no printed number of {check.claim}"
+        raise UserError(what, file=CHECKS, remedy="repair the check")
     results = []
     series = rows["settings"].map(lambda settings: tuple(settings.get(key) for key in check.series or settings))
     for _, members in rows.groupby(series, sort=False):
@@ -181,7 +182,8 @@ def _bounds(source: Source, row: Mapping[str, Any], published: Published) -> tup
     assert source.claim is not None, "a source names a value, a setting or a claim"
     printed = published.of(source.claim, **wanted)["value"].to_numpy()
     if not len(printed):
-        raise UserError(f"no printed number of {source.claim} with {wanted}", remedy="repair consistency.yaml")
+        what = f"no printed number of {source.claim} with {wanted}"
+        raise UserError(what, file=CHECKS, remedy="repair the check that asks for it")
     half = published.claims[source.claim].digit / 2
     low, middle, high = (tuple(map(float, printed + shift)) for shift in (-half, 0.0, half))
     return (low[0], middle[0], high[0]) if len(printed) == 1 else (low, middle, high)

@@ -75,8 +75,8 @@ def _check_filters(experiment: str, table: pd.DataFrame, filters: Mapping[str, A
         if isinstance(wanted, list) and key != "window" and key in table:
             absent = [value for value in wanted if select_rows(table, {key: value}, experiment).empty]
             if 0 < len(absent) < len(wanted):
-                what = f"{experiment}: no rows with {key} {absent[0]}, which its finding selects"
-                raise UserError(what, remedy="repair `finding` in its YAML file")
+                what = f"no rows with {key} {absent[0]}, which the finding selects"
+                raise UserError(what, file=tidy.file_of(experiment), remedy="repair `finding`")
 
 
 def _show_group(result: Result, digits: int, sign: str) -> str:

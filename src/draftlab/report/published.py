@@ -25,6 +25,7 @@ from draftlab.report import tidy
 from draftlab.report.contrast import Contrast, Selection
 
 FOLDER = WORKFLOW / "published"
+CHECKS = FOLDER / "consistency.yaml"
 PAPERS = {"osd": "OSD", "mdss": "MDSS", "related": "related"}
 
 Scalar = str | int | float | bool

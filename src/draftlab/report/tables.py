@@ -44,21 +44,21 @@ PLACES = ("stream_index", "segment")
 
 def layout_of(experiment: str, table: pd.DataFrame) -> Layout:
     """The layout in the experiment's file, or a default: the last axis in columns, the other axes in rows."""
-    plan, remedy = tidy.plan_of(experiment), "give its file a `layout`"
+    plan, remedy = tidy.plan_of(experiment), "give it a `layout`"
     if plan.layout is not None:
         return plan.layout
     # A setting that is a list has a plural name, its column the singular: schemes, scheme.
     columns = dict.fromkeys(name if name in table else name.removesuffix("s") for name in plan.compared)
     axes = [column for column in columns if column in table and column not in ("seed", tidy.resampled_column(table))]
     if not axes:
-        raise UserError(f"no layout for {experiment!r}", remedy=remedy)
+        raise UserError("no `layout`, and no axis to make one of", file=tidy.file_of(experiment), remedy=remedy)
     keys = [
         key
         for key in dict.fromkeys([*axes, "dataset", "seed", tidy.resampled_column(table) or "", *PLACES])
         if key in table
     ]
     if (alike := table.duplicated(keys, keep=False)).any():
-        what = f"{experiment}: several rows agree in {', '.join(keys)}"
+        what = f"several rows agree in {', '.join(keys)}"
         groups = table[alike].groupby(keys, dropna=False)
         others = [column for column in table if column not in keys]
         differ = [column for column in others if (groups[column].nunique(dropna=False) > 1).any()]

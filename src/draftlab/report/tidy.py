@@ -88,7 +88,7 @@ def file_of(experiment: str) -> Path:
 def plan_of(experiment: str) -> Experiment:
     """The experiment's YAML file as an object."""
     if not file_of(experiment).exists():
-        raise UserError(f"no experiment named {experiment!r}", remedy="add its file to workflow/experiments")
+        raise UserError(f"no experiment named {experiment!r}", file=file_of(experiment), remedy="add this file")
     return load_experiment(file_of(experiment))
 
 

@@ -52,8 +52,8 @@ def overview(experiment: str, table: pd.DataFrame, scale: str) -> Figure:
     measure = tidy.plan_of(experiment).measure()
     cells = tables.summary(table, layout, measure)
     if cells.empty:
-        remedy = "change `where` or `window` of the `layout` in its YAML file"
-        raise UserError(f"{experiment}: no row of the table is selected", remedy=remedy)
+        remedy = "change `where` or `window` of the `layout`"
+        raise UserError("no row of the table is selected", file=tidy.file_of(experiment), remedy=remedy)
     rows = list(dict.fromkeys(cells[list(layout.rows)].itertuples(index=False, name=None)))
     series = list(dict.fromkeys(cells[list(layout.columns)].itertuples(index=False, name=None))) or [()]
     series_height = 0.06  # inches, so that the marks of two series do not hide each other
