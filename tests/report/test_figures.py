@@ -612,5 +612,7 @@ def test_a_footer_ends_its_lines_between_two_facts():
 def test_settings_as_text():
     assert style.setting("num_drafts", 1) == "1 draft"
     assert style.setting("num_drafts", 2) == "2 drafts"
+    assert style.setting("lag", 1) == "1 request late"
+    assert style.setting("alphabet", 1) == "1 token ranked"
     assert style.setting("draft_len", 0) == "plain decoding"
     assert style.setting("alpha", 1.0) == "alpha 1"

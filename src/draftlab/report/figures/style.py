@@ -6,6 +6,7 @@ in grey.
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -77,7 +78,7 @@ def setting(key: str, value: object) -> str:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return name(value)
     text = str(STYLE["settings"].get(key, f"{key_name(key)} {{:g}}")).format(value)
-    return text.removesuffix("s") if value == 1 else text  # 1 draft, 2 drafts
+    return re.sub(r"\b1 (\w+)s\b", r"1 \1", text) if value == 1 else text  # 1 draft, 2 drafts
 
 
 def meaning(key: str, value: object) -> str:
