@@ -229,7 +229,7 @@ def test_acceptance_beyond_the_recorded_length_is_extrapolated_and_said(tmp_path
 
 
 def test_ranges_follow_the_simulated_batches() -> None:
-    best = [{"batch": b, "context": c, "best_draft_len": k if c == 512 else 0} for c in (512, 8192)
+    best = [emit.BestLength(batch=b, context=c, best_draft_len=k if c == 512 else 0) for c in (512, 8192)
             for b, k in ((1, 4), (2, 4), (4, 3), (8, 0))]  # fmt: skip
     assert emit.nearest_context(best, 600) == 512
     assert emit.ranges_of(best, 512) == [(1, 2, 4), (3, 4, 3), (5, 8, 0)]
@@ -242,10 +242,12 @@ def test_of_two_contexts_as_near_the_larger_is_used_and_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """At 2048 tokens two requests fit the cache, at 512 four: the batches beyond two are those of 512."""
-    best = [{"batch": b, "context": c, "best_draft_len": k}
+    best = [emit.BestLength(batch=b, context=c, best_draft_len=k)
             for c, lengths in ((128, (9, 9, 9, 1)), (512, (5, 5, 2)), (2048, (4, 3))) for b, k in zip((1, 2, 4, 8), lengths, strict=False)]  # fmt: skip
     assert [emit.nearest_context(order, 1024) for order in (best, best[::-1])] == [2048, 2048]
-    (tmp_path / "load.json").write_text(json.dumps({"known": True, "best_by_batch_and_context": best}))
+    (tmp_path / "load.json").write_text(
+        json.dumps({"known": True, "best_by_batch_and_context": [row.model_dump() for row in best]})
+    )
     assert emit.from_load(tmp_path / "load.json", 1024) == ([(1, 1, 4), (2, 2, 3), (3, 4, 2), (5, 8, 1)], 4)
     assert capsys.readouterr().out == "draft lengths by batch at 2048 tokens of context\n"
 
@@ -254,6 +256,7 @@ def test_of_two_contexts_as_near_the_larger_is_used_and_said(
     "best",
     [
         "x",
+        [],
         [{}],
         [None],
         [{"batch": 1, "context": 10**400, "best_draft_len": 4}],

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 from pydantic import BaseModel, Field, ValidationError
@@ -31,27 +31,6 @@ from draftlab.serving.engines import (
 from draftlab.serving.profiles import MOST
 
 
-def ranges_of(best: Sequence[Mapping[str, Any]], context: int) -> list[tuple[int, int, int]]:
-    """Ranges of batches from the best lengths of ``draftlab load`` (``best_by_batch_and_context``) at a simulated ``context``.
-
-    A batch between two simulated ones takes the length of the larger. A batch that does not fit the cache at this context takes the length
-    at the largest context at which it fits.
-    """
-    known = sorted((r["context"], int(r["batch"]), int(r["best_draft_len"])) for r in best if r["context"] <= context)
-    rows = sorted({batch: length for _, batch, length in known}.items())
-    starts = [1, *(batch + 1 for batch, _ in rows[:-1])]
-    return merged([(start, batch, length) for start, (batch, length) in zip(starts, rows, strict=True)])
-
-
-def nearest_context(best: Sequence[Mapping[str, Any]], context: int) -> int:
-    """The simulated context whose ratio to ``context`` is nearest to 1; of two as near, the larger."""
-    if not best:
-        raise UserError("no best draft lengths in it", remedy="run draftlab load")
-    if context < 1:
-        raise UserError(f"a context of {context} tokens", remedy="give 1 or more")
-    return min((int(row["context"]) for row in best), key=lambda c: (max(c / context, context / c), -c))
-
-
 class BestLength(BaseModel):
     """The best draft length at a batch and a context."""
 
@@ -65,7 +44,26 @@ class LoadSummary(BaseModel):
 
     known: bool = False
     draft_ratio: float | None = None
-    best_by_batch_and_context: list[BestLength]
+    best_by_batch_and_context: Annotated[list[BestLength], Field(min_length=1)]
+
+
+def ranges_of(best: Sequence[BestLength], context: int) -> list[tuple[int, int, int]]:
+    """Ranges of batches from the best lengths of ``draftlab load`` (``best_by_batch_and_context``) at a simulated ``context``.
+
+    A batch between two simulated ones takes the length of the larger. A batch that does not fit the cache at this context takes the length
+    at the largest context at which it fits.
+    """
+    known = sorted((row.context, row.batch, row.best_draft_len) for row in best if row.context <= context)
+    rows = sorted({batch: length for _, batch, length in known}.items())
+    starts = [1, *(batch + 1 for batch, _ in rows[:-1])]
+    return merged([(start, batch, length) for start, (batch, length) in zip(starts, rows, strict=True)])
+
+
+def nearest_context(best: Sequence[BestLength], context: int) -> int:
+    """The simulated context whose ratio to ``context`` is nearest to 1; of two as near, the larger."""
+    if context < 1:
+        raise UserError(f"a context of {context} tokens", remedy="give 1 or more")
+    return min((row.context for row in best), key=lambda c: (max(c / context, context / c), -c))
 
 
 def from_load(file: Path, context: int) -> tuple[list[tuple[int, int, int]], int]:
@@ -81,7 +79,7 @@ def from_load(file: Path, context: int) -> tuple[list[tuple[int, int, int]], int
     if summary.draft_ratio == 0:
         remedy = "run draftlab load with --draft-ratio or --draft-profile"
         raise UserError("the simulation assumed a draft that costs nothing", file=file, remedy=remedy)
-    best = [row.model_dump() for row in summary.best_by_batch_and_context]
+    best = summary.best_by_batch_and_context
     nearest = nearest_context(best, context)
     print(f"draft lengths by batch at {nearest} tokens of context")
     ranges = ranges_of(best, nearest)
