@@ -126,7 +126,7 @@ def _section(table: Path, results: Path, config: Sequence[str], claims: Sequence
         rows = tidy.read(table)
         layout = tables.layout_of(name, rows)
         finding = findings.sentences(name, rows)
-        measure, labels = tidy.plan_of(name).measure(), len(layout.rows)
+        measure, labels = plan.measure(), len(layout.rows)
         page = tables.arrange(tables.read_cells(cells), layout, measure, bold=Markup("<b>{}</b>").format)
         columns = tables.header(page, layout)
         caption = prefix.with_name(f"{name}.md").read_text(encoding="utf-8").strip().splitlines()[-1]
@@ -142,7 +142,7 @@ def _section(table: Path, results: Path, config: Sequence[str], claims: Sequence
         "question": plan.question,
         "finding": finding,
         "artefact": plan.artefact,
-        "figure": _data_uri(figure) if figure.exists() else "",
+        "figure": data_uri("png", figure.read_bytes()) if figure.exists() else "",
         "size": _size(figure) if figure.exists() else (0, 0),
         "columns": columns,
         "rows": [[*row[:labels], *map(Markup, row[labels:])] for row in page.to_numpy().tolist()],
@@ -169,8 +169,9 @@ def _rows_by_table(ledger: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
     return groups
 
 
-def _data_uri(path: Path) -> str:
-    return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
+def data_uri(kind: str, content: bytes) -> str:
+    """An image of this ``kind`` (png, svg+xml) as an address that holds it."""
+    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
 
 
 def _size(path: Path) -> tuple[int, ...]:

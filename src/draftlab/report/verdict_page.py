@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import io
 import shlex
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from draftlab.models.config import drafts_in_parallel, is_head_folder
 from draftlab.models.gguf_import import ORIGINAL
 from draftlab.models.vocabulary_rows import ROWS_BEFORE, rows_of
 from draftlab.report import card
-from draftlab.report.page import templates
+from draftlab.report.page import data_uri, templates
 from draftlab.report.verdict_run import replayed
 from draftlab.serving import engines
 from draftlab.serving.verdict_format import NAMES, Option, Range, Verdict, per_second
@@ -43,14 +42,15 @@ LABELS = {
 def page(judged: Verdict, folder: Path, draft: str, results: Path) -> str:
     """Render the verdict on a ``draft``, from the run in ``results``, as one self-contained HTML page."""
     has = {"load": bool(judged.load), "learning": any(option.learning for option in judged.options)}
-    figures = [(draw(judged, part), caption) for part, caption in FIGURES.items() if has.get(part, True)]
-    data = [("data:image/svg+xml;base64," + base64.b64encode(svg).decode(), caption) for svg, caption in figures]
+    figures = [
+        (data_uri("svg+xml", draw(judged, part)), caption) for part, caption in FIGURES.items() if has.get(part, True)
+    ]
     template = templates().get_template("verdict.html.j2")
     return template.render(
         v=judged,
         names=NAMES,
         enough=ENOUGH,
-        figures=data,
+        figures=figures,
         commands=commands(judged, folder, draft, results),
         version=__version__,
         per_second=per_second,
