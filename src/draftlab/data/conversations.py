@@ -37,10 +37,12 @@ def last_request(conversation: Any, system: str | None = None, response: str | N
     asked = _asked(spoken)
     last = max(place for place, turn in enumerate(spoken) if place >= asked[0] and turn.role in ("user", "tool"))
     until = [turn for place, turn in enumerate(spoken[: last + 1]) if place >= asked[0] or turn.role == "system"]
+    answer = _answer(spoken, last)
+    if answer is None and is_whole and not any(turn.text or turn.calls for turn in spoken[last + 1 :]):
+        answer = response
     return Cleaned(
         spoken[last].text,
-        _answer(spoken, last)
-        or (response if is_whole and not any(t.text or t.calls for t in spoken[last:][1:]) else None),
+        answer,
         {"turns": len(asked)} | ({} if is_whole else {CUT: True}),
         [turn.message for turn in until] if len(until) > 1 else [],
     )

@@ -33,23 +33,24 @@ def lines(run: Path) -> Iterator[str]:
 
 
 def _of_split(summary: dict[str, Any], split: str) -> str:
-    counts = summary["counts"][split]
-    reasons = Counter(counts["rejected"])
+    """What was left out of a split: files, rows that were not read, and rows that were; empty if nothing was."""
+    counts, fetched = summary["counts"][split], summary["provenance"][split]
     parts = []
-    if reasons:
+    if ignored := fetched.get("ignored"):
+        parts.append(f"files of another kind ({len(ignored)}, such as {ignored[0]})")
+    if fetched.get("more"):
+        limit = "raw_rows of the scale; raise it with sizes=FILE"
+        parts.append(f"only the first {fetched['rows']} rows of {split} were read ({limit})")
+    rows = []
+    if reasons := Counter(counts["rejected"]):
         listed = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
-        parts.append(f"{reasons.total()} rejected: {listed}")
+        rows.append(f"{reasons.total()} rejected: {listed}")
     if summary["profile"] == "clean":  # the other profile keeps them
-        parts += [f"{counts['duplicates']} duplicates"] if counts["duplicates"] else []
-        parts += [f"{counts['overlap']} also in the other split"] if counts["overlap"] else []
-    fetched = summary["provenance"][split]
-    limit = "raw_rows of the scale; raise it with sizes=FILE"
-    cut = f"only the first {fetched['rows']} rows of {split} were read ({limit})" if fetched.get("more") else ""
-    ignored = fetched.get("ignored")
-    unread = f"files of another kind ({len(ignored)}, such as {ignored[0]})" if ignored else ""
-    return "; ".join(
-        filter(None, (unread, cut, f"of {counts['read']} rows of {split} {', '.join(parts)}" if parts else ""))
-    )
+        rows += [f"{counts['duplicates']} duplicates"] if counts["duplicates"] else []
+        rows += [f"{counts['overlap']} also in the other split"] if counts["overlap"] else []
+    if rows:
+        parts.append(f"of {counts['read']} rows of {split} {', '.join(rows)}")
+    return "; ".join(parts)
 
 
 def unread(run: Path) -> int:

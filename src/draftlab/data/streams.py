@@ -106,33 +106,26 @@ def arrange(prompts: Iterable[Prompt], stream: Stream) -> list[Prompt]:
 def _grouped(prompts: Iterable[Prompt], stream: Stream) -> dict[str, list[Prompt]]:
     prompts = list(prompts)
     if not prompts:
-        raise UserError(
-            "there are no requests to arrange", remedy="give prompts, and answers to them if those are asked for"
-        )
+        remedy = "give prompts, and answers to them if those are asked for"
+        raise UserError("there are no requests to arrange", remedy=remedy)
     groups = _by_length(prompts) if stream.group_by == "length" else _by_class(prompts, stream.group_by)
     missing = [name for name in stream.groups if name not in groups]
-    may_lack = stream.fewer and len(missing) < len(stream.groups)
-    if not groups or (missing and not may_lack):
-        raise UserError(
-            f"no request has {stream.group_by} {', '.join(missing) or 'at all'}",
-            remedy=f"use one of {', '.join(groups)}"
-            if groups
-            else "classify the requests first: draftlab data classify",
-        )
+    lack = f"no request has {stream.group_by} {', '.join(missing) or 'at all'}"
+    if not groups:
+        raise UserError(lack, remedy="classify the requests first: draftlab data classify")
+    if missing and not (stream.fewer and len(missing) < len(stream.groups)):
+        raise UserError(lack, remedy=f"use one of {', '.join(groups)}")
     if missing:
-        print(f"no request has {stream.group_by} {', '.join(missing)}: left out", flush=True)
+        print(f"{lack}: left out", flush=True)
     names = [name for name in stream.groups if name in groups] or tuple(groups)
     chosen = {name: groups[name][stream.skip :][: stream.per_group or None] for name in names}
     least = 1 if stream.fewer else max(1, stream.per_group)
     if short := [f"{name} has {len(groups[name])}" for name in names if len(chosen[name]) < least]:
         after = f" after {stream.skip} that are skipped" if stream.skip else ""
-        more = "fetch more rows (raw_rows of the scale)"
-        raise UserError(
-            f"the stream needs {least} requests of each {stream.group_by}{after}, but {', '.join(short)}",
-            remedy=f"{more}, or lower skip or per_group"
-            if stream.fewer
-            else f"{more}, lower per_group, or go on with fewer (stream: {{fewer: true}})",
-        )
+        what = f"the stream needs {least} requests of each {stream.group_by}{after}, but {', '.join(short)}"
+        go_on = "lower per_group, or go on with fewer (stream: {fewer: true})"
+        otherwise = "or lower skip or per_group" if stream.fewer else go_on
+        raise UserError(what, remedy=f"fetch more rows (raw_rows of the scale), {otherwise}")
     return chosen
 
 

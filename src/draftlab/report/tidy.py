@@ -65,11 +65,10 @@ def tables_of(results: Path, experiments: Collection[str] = ()) -> dict[str, Pat
     **Raises:** ``UserError`` for a folder without tables.
     """
     paths = tables_in(results)
-    if paths := {
-        name: paths[name] for name in paths if (name in experiments if experiments else file_of(name).exists())
-    }:
-        return paths
-    raise UserError("no tables here", file=results, remedy="run the experiments first")
+    chosen = [name for name in paths if (name in experiments if experiments else file_of(name).exists())]
+    if not chosen:
+        raise UserError("no tables here", file=results, remedy="run the experiments first")
+    return {name: paths[name] for name in chosen}
 
 
 def derive(experiment: str, rows: pd.DataFrame) -> pd.DataFrame:

@@ -110,10 +110,8 @@ def spider(draw: Random, space: str) -> dict[str, Any]:
         subquery=draw.random() < 0.4,
     )
     family, draw_slots = draw.choice(FAMILIES)
-    templates, slots = (
-        read_yaml_of_module(__file__)["families"][family],
-        {"form": "query", **draw_slots(draw, style, t)},
-    )
+    templates = read_yaml_of_module(__file__)["families"][family]
+    slots = {"form": "query", **draw_slots(draw, style, t)}
     slots |= {"t": t, "u": u, "count": style.count, "quote": style.quote}
     question = draw.choice(templates["questions"]).format(**slots)
     queries = templates[slots["form"]]

@@ -73,9 +73,8 @@ def overview(experiment: str, table: pd.DataFrame, scale: str) -> Figure:
     ax.set(xlabel=wrap(str(measure), 50), ylim=(len(rows) - 0.5, -0.5))
     names = [", ".join(map(setting, layout.rows, row)) for row in rows]
     ax.set_yticks(range(len(rows)), names)
-    if len(layout.rows) == 1 and all(
-        isinstance(value, str) for (value,) in rows
-    ):  # a number comes with the name of its setting
+    are_words = all(isinstance(value, str) for row in rows for value in row)
+    if len(layout.rows) == 1 and are_words:  # a number comes with the name of its setting
         ax.set_ylabel(key_name(layout.rows[0]))
     if len(series) > 1:
         legend(figure)
