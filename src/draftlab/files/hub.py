@@ -102,12 +102,13 @@ def _passes(error: Exception) -> bool:
     causes = _causes(error)
     if any(isinstance(cause, OfflineModeIsEnabled) or is_disk_full(cause) for cause in causes):
         return False
-    return any(
-        cause.response.status_code in PASSING
-        if isinstance(cause, HfHubHTTPError)
-        else isinstance(cause, (HTTPError, Damaged)) or type(cause) is RuntimeError  # Xet raises plain RuntimeError
-        for cause in causes
-    )
+
+    def passes(cause: BaseException) -> bool:
+        if isinstance(cause, HfHubHTTPError):
+            return cause.response.status_code in PASSING
+        return isinstance(cause, (HTTPError, Damaged)) or type(cause) is RuntimeError  # Xet raises plain RuntimeError
+
+    return any(map(passes, causes))
 
 
 def _explained(kind: Kind, name: str, error: Exception, otherwise: str) -> UserError:

@@ -64,13 +64,10 @@ def _columns(columns: Mapping[str, Column]) -> list[list[str]]:
 
 
 def _meaning(column: Column) -> str:
-    marks = (
-        ["*timed*" if column.timed is True else f"*timed where `{column.timed.replace(' or ', '` or `')}`*"]
-        if column.timed
-        else []
-    )
+    where = f" where `{column.timed.replace(' or ', '` or `')}`" if isinstance(column.timed, str) else ""
+    timed = f"*timed{where}*" if column.timed else ""
     values = f"one of {', '.join(f'`{value}`' for value in column.values)}" if column.values else ""
-    return "; ".join(filter(None, [column.meaning, values, *marks, "*in some tables*" if column.optional else ""]))
+    return "; ".join(filter(None, [column.meaning, values, timed, "*in some tables*" if column.optional else ""]))
 
 
 def _default(field: FieldInfo) -> str:

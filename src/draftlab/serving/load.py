@@ -71,13 +71,10 @@ def lines(summary: Mapping[str, Any]) -> list[str]:
         text = f"{best['rate']:g} requests a second: {how}, {best['speedup']:.2f}x"
         texts.append(text + (late if best["overloaded"] else ""))
     for k, rate in summary["crossing_rate"].items():
-        if rate is not None:
-            end = (
-                f"stops paying off at {per_second(rate)} requests a second"
-                if rate
-                else "pays off at none of these rates"
-            )
-            texts.append(f"draft length {k} {end}")
+        if rate == 0:
+            texts.append(f"draft length {k} pays off at none of these rates")
+        elif rate is not None:
+            texts.append(f"draft length {k} stops paying off at {per_second(rate)} requests a second")
     return [*(texts or ["no rate was simulated"]), *notes]
 
 

@@ -136,11 +136,9 @@ def too_few(rows: pd.DataFrame) -> str:
     if len(rows) < ENOUGH:
         return f"{len(rows)} held-out request{'s' * (len(rows) != 1)}; {ENOUGH} are needed"
     count = conversations(rows)
-    return (
-        f"requests of {count} conversation{'s' * (count != 1)}; {CONVERSATIONS} are needed"
-        if count < CONVERSATIONS
-        else ""
-    )
+    if count < CONVERSATIONS:
+        return f"requests of {count} conversation{'s' * (count != 1)}; {CONVERSATIONS} are needed"
+    return ""
 
 
 def ceiling(rows: pd.DataFrame, costs: BlockCosts) -> Ceiling:
