@@ -44,7 +44,7 @@ def curves(path: Path) -> Iterator[Point]:
     if not {"stream_index", "overlap", "visited"} <= set(rows):
         return
     served = tidy.served(rows)
-    in_a_row = int(served["requests"].max()) if "requests" in served else 1
+    in_a_row = int(tidy.summed_requests(served).max())
     for labels, series in served.groupby(_keys(path.stem, served), sort=False, dropna=False):
         ordered = series.sort_values("stream_index")
         tag = "/".join([path.stem, *(str(label) for label in labels if label == label)])  # not every cell has each

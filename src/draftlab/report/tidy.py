@@ -103,10 +103,15 @@ def resampled_column(rows: pd.DataFrame) -> str | None:
     return next((column for column in UNITS if column in rows), None)
 
 
+def summed_requests(rows: pd.DataFrame) -> pd.Series:
+    """How many requests each row of a stream sums: one, unless the stream is binned."""
+    return rows["requests"] if "requests" in rows else pd.Series(1, rows.index)
+
+
 def resampled_name(rows: pd.DataFrame) -> str | None:
     """A name for what the bootstrap resamples; None for an exact table. A row of a binned stream sums several ``requests``."""
-    if {"stream_index", "requests"} <= set(rows) and (size := int(rows["requests"].max())) > 1:
-        return f"groups of up to {size} requests"
+    if "stream_index" in rows and (size := summed_requests(rows).max()) > 1:
+        return f"groups of up to {size:.0f} requests"
     column = resampled_column(rows)
     return None if column is None else UNITS[column]
 

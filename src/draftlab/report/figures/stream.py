@@ -69,7 +69,7 @@ def stream_figure(table: pd.DataFrame, scale: str, published: Published, form: S
 
 def renumber_by_class(table: pd.DataFrame) -> pd.DataFrame:
     """Renumber a stream so that the requests of each class are counted separately, in steps of the largest bin."""
-    summed = table["requests"] if "requests" in table else pd.Series(1, table.index)
+    summed = tidy.summed_requests(table)
     in_turn = summed.loc[table.sort_values("stream_index", kind="stable").index]
     served = in_turn.groupby([table[key] for key in ("group", "method", "seed")]).cumsum() - in_turn
     return table.assign(stream_index=served // summed.max() * summed.max())
@@ -85,8 +85,7 @@ def _requests(table: pd.DataFrame, form: StreamCurves) -> int:
     """How many requests the longest stream has; panels by group are the classes of one stream."""
     rows = tidy.served(table)
     panel = [] if form.panel in (None, "group") else [form.panel]
-    counts = rows["requests"] if "requests" in rows else pd.Series(1, rows.index)
-    return int(counts.groupby([rows[key] for key in (form.series, "seed", *panel)]).sum().max())
+    return int(tidy.summed_requests(rows).groupby([rows[key] for key in (form.series, "seed", *panel)]).sum().max())
 
 
 def _length(rows: pd.DataFrame) -> int:
