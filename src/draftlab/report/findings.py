@@ -16,7 +16,6 @@ from draftlab.report import tables, tidy
 from draftlab.report.contrast import Contrast, Result, Selection, Tables, compute, compute_each
 from draftlab.report.figures.style import setting
 from draftlab.report.intervals import decide, digits_of, show
-from draftlab.report.tidy import select_rows
 
 
 def sentences(experiment: str, table: pd.DataFrame) -> str:
@@ -73,7 +72,7 @@ def _check_filters(experiment: str, table: pd.DataFrame, filters: Mapping[str, A
     """
     for key, wanted in filters.items():
         if isinstance(wanted, list) and key != "window" and key in table:
-            absent = [value for value in wanted if select_rows(table, {key: value}, experiment).empty]
+            absent = [value for value in wanted if tidy.select_rows(table, {key: value}, experiment).empty]
             if 0 < len(absent) < len(wanted):
                 what = f"no rows with {key} {absent[0]}, which the finding selects"
                 raise UserError(what, file=tidy.file_of(experiment), remedy="repair `finding`")

@@ -26,7 +26,6 @@ from draftlab.report.judge_numbers import judge_number
 from draftlab.report.judge_statements import judge_statement
 from draftlab.report.judgement import NOT_RUN, Judgement, join
 from draftlab.report.published import Published, Statement, load
-from draftlab.report.tidy import records
 
 RELATED = "related"
 """The ``paper`` of numbers from other papers; they go to a separate ledger."""
@@ -46,7 +45,7 @@ def judge_claims(
     With ``own_models`` the models are not those of the scale, so only what its smallest models can reproduce is in the printed setting.
     """
     known = _Known(published, run_checks(published), Tables(frames), scale, "smoke" if own_models else scale)
-    rows = [_number_row(row, known) for row in records(published.numbers)]
+    rows = [_number_row(row, known) for row in tidy.records(published.numbers)]
     return pd.DataFrame(rows + [_statement_row(name, claim, known) for name, claim in published.statements.items()])
 
 

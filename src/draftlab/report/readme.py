@@ -17,7 +17,6 @@ from draftlab.report import stages_page, tables, tidy
 from draftlab.report.contrast import PAIRED
 from draftlab.report.judgement import CLAIM_VERDICTS
 from draftlab.report.ledger import by_chance
-from draftlab.report.tidy import records
 
 CLAIMS = Path("paper_figures/laptop/data/claims.csv")
 REAL = Path("paper_figures/smollm2")
@@ -148,7 +147,7 @@ def _processors(root: Path) -> str:
 
 def _results(root: Path) -> str:
     """Headline numbers from both papers beside ours."""
-    claims = {str(row["claim_id"]): row for row in records(_claims(root))}
+    claims = {str(row["claim_id"]): row for row in tidy.records(_claims(root))}
     lines = ["| | printed | ours | 95 % interval |", "|---|---:|---:|---|"]
     for what, claim in BY_DATASET.items():
         lines += [_row(claims, f"{what}, {label}", claim.format(dataset=name)) for name, label in DATASETS.items()]
@@ -183,7 +182,7 @@ def _contradicted(root: Path) -> str:
         "| the paper says | where | what fails | least favourable comparison | difference, 95 % interval |",
         "|---|---|---|---|---|",
     ]
-    for row in records(wrong):
+    for row in tidy.records(wrong):
         ours, *ends = (f"{float(row[name]):+.3f}" for name in ("ours", "ci_low", "ci_high") if row[name])
         difference = ", ".join(filter(None, [ours, " to ".join(ends)]))  # no interval for an exact table
         count, _, least = str(row["note"]).partition("; least favourable (")

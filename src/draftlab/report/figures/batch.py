@@ -24,7 +24,6 @@ from draftlab.files.scratch import die_with_parent
 from draftlab.files.tables import table_bytes, tables_in
 from draftlab.report import figures, findings, published, tables, tidy
 from draftlab.report.figures.style import save
-from draftlab.report.tidy import select_rows
 
 SUFFIXES = (".pdf", ".png", ".md", ".tex", ".csv")
 
@@ -53,7 +52,7 @@ def _check_figure(experiment: str, rows: pd.DataFrame) -> None:
     form = (block.curves or block.live) if block else None
     if form is None:
         return
-    chosen = select_rows(rows, getattr(form, "where", {}), experiment)
+    chosen = tidy.select_rows(rows, getattr(form, "where", {}), experiment)
     if chosen.empty:
         raise UserError("figure: no row of the table is selected", file=file, remedy="change `where`, or leave it out")
     if form.x in chosen and not is_numeric_dtype(chosen[form.x]):
