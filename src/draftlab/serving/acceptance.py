@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from jaxtyping import Float64, Int
@@ -43,8 +44,13 @@ class AcceptanceCurves:
     ) -> Int[np.ndarray, " batch"]:
         """How many of ``draft_len`` tokens are accepted: ``P(at least j) = survival[:, j - 1]``, with one random number each."""
         chance = rng.random(len(classes))
-        accepted: Int[np.ndarray, " batch"] = (chance[:, None] < self.survival[classes, :draft_len]).sum(axis=1)
+        accepted: Int[np.ndarray, " batch"] = (chance < self._by_length[:draft_len].take(classes, axis=1)).sum(axis=0)
         return accepted
+
+    @cached_property
+    def _by_length(self) -> Float64[np.ndarray, "length classes"]:
+        """``survival`` with a row for each length: a draw adds whole rows, which numpy does several times as fast as within short rows."""
+        return np.ascontiguousarray(self.survival.T)
 
     def length(self, draft_len: int) -> float:
         """Tokens per step of the target, the target's token included: all tokens over all steps.

@@ -8,6 +8,8 @@ time draws the costs from one of the moments at which they were probed.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 import pandas as pd
 from jaxtyping import Float64, Int64
@@ -38,14 +40,22 @@ def _weights(rows: pd.DataFrame, future: int = 0) -> Float64[np.ndarray, "draws 
     With ``future``, about that many future requests are drawn from each resample. Requests of one ``conversation`` are drawn together, if
     there is such a column. The fewer are drawn, the more a resample varies: so many are drawn that intervals are as wide as by Student's quantile.
     """
+    return _weights_of(_conversation(rows).tobytes(), future)
+
+
+@lru_cache(maxsize=8)  # every option and draft length is measured on the same requests
+def _weights_of(conversations: bytes, future: int) -> Float64[np.ndarray, "draws requests"]:
+    """``_weights`` of requests by the numbers of their conversations (int64)."""
     rng = np.random.default_rng(0)
-    unit = _conversation(rows)
+    unit = np.frombuffer(conversations, dtype=np.int64)
     units = int(unit.max()) + 1
     fewer = max(1, round(units * (quantile(1) / quantile(1, units - 1)) ** 2))
     drawn = rng.multinomial(fewer, np.full(units, 1 / units), DRAWS)
     if future:
-        drawn = rng.multinomial(max(1, round(future * fewer / len(rows))), drawn / fewer)
-    return np.vstack([np.ones(len(rows)), drawn[:, unit]])
+        drawn = rng.multinomial(max(1, round(future * fewer / len(unit))), drawn / fewer)
+    weights = np.vstack([np.ones(len(unit)), drawn[:, unit]])
+    weights.flags.writeable = False
+    return weights
 
 
 def _conversation(rows: pd.DataFrame) -> Int64[np.ndarray, " requests"]:
