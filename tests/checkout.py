@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
+import json
 import os
 import re
+import select
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from tests.conftest import ROOT
 
 COPIED = ("Snakefile", "workflow", "profiles", "envs", "src")
+TIMEOUT = 2400
+"""Seconds that a call of Snakemake may take."""
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -27,14 +34,57 @@ def environment(folder: Path) -> dict[str, str]:
 def snakemake(
     folder: Path, *arguments: str, check: bool = True, cores: int = 2, env: dict[str, str] | None = None
 ) -> str:
-    """Run Snakemake in a copy of the checkout, or in the environment of one; return what it printed."""
-    command = ["snakemake", "--cores", str(cores), *arguments]
-    done = subprocess.run(
-        command, cwd=folder, env=env or environment(folder), capture_output=True, text=True, timeout=2400
-    )
-    output = done.stdout + done.stderr
-    assert not check or done.returncode == 0, output[-6000:]
+    """Run Snakemake in a copy of the checkout, or in the environment of one; return what it printed.
+
+    Without an environment of its own it is a fork of a process that has imported Snakemake, which takes longer than most dry runs.
+    """
+    command = ["--cores", str(cores), *arguments]
+    if env is None:
+        code, output = _in_a_fork(folder, command)
+    else:
+        done = subprocess.run(
+            ["snakemake", *command], cwd=folder, env=env, capture_output=True, text=True, timeout=TIMEOUT
+        )
+        code, output = done.returncode, done.stdout + done.stderr
+    assert not check or code == 0, output[-6000:]
     return output
+
+
+def _in_a_fork(folder: Path, arguments: list[str]) -> tuple[int, str]:
+    """The exit code and the output of Snakemake in a fork of ``_forks()``."""
+    forks = _forks()
+    assert forks.stdin
+    assert forks.stdout
+    with tempfile.TemporaryDirectory() as scratch:
+        output = Path(scratch, "output")
+        call = {
+            "folder": str(folder),
+            "environment": environment(folder),
+            "arguments": arguments,
+            "output": str(output),
+        }
+        forks.stdin.write(json.dumps(call) + "\n")
+        forks.stdin.flush()
+        is_done, _, _ = select.select([forks.stdout], [], [], TIMEOUT)
+        assert is_done, f"snakemake {arguments} still runs after {TIMEOUT} s"
+        return int(forks.stdout.readline()), output.read_text(encoding="utf-8")
+
+
+@functools.cache
+def _forks() -> subprocess.Popen[str]:
+    """The process that forks for each call of Snakemake; it ends with the tests."""
+    program = Path(__file__).with_name("snakemake_forks.py")
+    forks = subprocess.Popen(
+        [sys.executable, "-I", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert forks.stdin
+    atexit.register(forks.wait)
+    atexit.register(forks.stdin.close)
+    return forks
 
 
 def stand_in(program: Path, body: str) -> Path:
@@ -64,11 +114,14 @@ def edited(file: Path, old: str, new: str) -> Iterator[None]:
 
 
 def copy_checkout(folder: Path, *more: str) -> Path:
-    """Copy the checkout to run in it, without results, and without published results unless they are in ``more``."""
+    """Copy the checkout to run in it, without results, and without published results unless they are in ``more``.
+
+    Compiled files come along, so that no copy is compiled again.
+    """
     folder.mkdir(parents=True)
     for name in (*COPIED, *more):
         if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("*.egg-info"))
         elif (ROOT / name).exists():
             shutil.copyfile(ROOT / name, folder / name)
     return folder
