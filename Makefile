@@ -2,6 +2,8 @@
 SHELL := /bin/sh
 PATH := $(CURDIR)/.venv/bin:$(PATH)
 export PATH
+# Compiled modules are kept even where containers say otherwise: a run starts hundreds of processes of the same code.
+unexport PYTHONDONTWRITEBYTECODE
 export OMP_NUM_THREADS ?= 1
 CONFIG ?=
 # Arguments for Snakemake; neither make nor the shell may expand them.
