@@ -38,10 +38,14 @@ def serve(arrivals: Arrivals, profile: Profile, k: int = 0, alpha: float = 0.0, 
 
 @pytest.mark.parametrize("load_", [0.3, 0.7])
 def test_one_at_a_time_waits_as_an_m_d_1_queue(load_: float) -> None:
-    """Mean wait ``rho D / (2 (1 - rho))`` (Pollaczek and Khinchine) with D = 10 ms."""
+    """Every request waits what its predecessor leaves; the mean wait is ``rho D / (2 (1 - rho))`` (Pollaczek and Khinchine) with D = 10 ms."""
     arrivals = traces.poisson(traces.constant(1, 1), 60_000, load_ / 0.01, np.random.default_rng(3))
-    served = serve(arrivals, machine(max_sequences=1))
-    assert_allclose(served.to_first.mean() - 0.01, load_ * 0.01 / (2 * (1 - load_)), rtol=0.05)
+    waits = [0.0]
+    for gap in np.diff(arrivals.seconds).tolist():
+        waits.append(max(0.0, waits[-1] + 0.01 - gap))
+    assert_allclose(np.mean(waits), load_ * 0.01 / (2 * (1 - load_)), rtol=0.05)
+    first = Arrivals(arrivals.seconds[:4000], arrivals.prompt[:4000], arrivals.output[:4000], {})
+    assert_allclose(serve(first, machine(max_sequences=1)).to_first - 0.01, waits[:4000], rtol=0, atol=1e-9)
 
 
 def test_a_batch_without_events_takes_its_steps() -> None:

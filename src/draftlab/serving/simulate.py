@@ -100,23 +100,24 @@ def serve(
         new, decoding, drafted, full = server.plan(draft_len if acceptance else 0)
         running = server.running
         active = decoding & (new > 0)
-        batch = int(active.sum())
+        batch = int(np.count_nonzero(active))
         ends = ~decoding & (running[CONTEXT] + new >= running[GOAL])  # prompts that are read to their end
-        ms = _step_ms(profile, running[CONTEXT], new, decoding, drafted, int(ends.sum()), share, acceptance is not None)
+        speculates, read = acceptance is not None, int(np.count_nonzero(ends))
+        ms = _step_ms(profile, running[CONTEXT], new, decoding, active, drafted, read, share, speculates)
         at_once = 1 if full or batch < running.shape[1] else server.steps_alike(drafted)
-        emitted = np.where(active | ends, 1, 0)
+        emitted = (active | ends).astype(np.int64)
         if at_once == 1:
             server.now += ms / 1e3
             if drafted and batch and acceptance is not None:
                 emitted[active] += acceptance.draw(running[CLASS][active], drafted, rng)
         else:
-            kinds = np.broadcast_to(running[CLASS], (at_once, batch)).ravel()
+            kinds = running[CLASS][None].repeat(at_once, axis=0).ravel()
             accepted = acceptance.draw(kinds, drafted, rng) if drafted and acceptance else np.zeros_like(kinds)
             each = 1 + accepted.reshape(at_once, batch)
             slope = profile.target.decode.per_cached
             if profile.draft is not None:
                 slope += (1 if profile.parallel else drafted) * profile.draft.decode.per_cached
-            grown = each.sum(axis=1).cumsum()
+            grown = each.ravel().cumsum()[batch - 1 :: batch]  # of whole steps
             ticks = server.now + (ms + slope * np.concatenate([[0], grown[:-1]])).cumsum() / 1e3
             at_once = server.until_an_arrival(ticks)
             emitted, server.now = each[:at_once].sum(axis=0), float(ticks[at_once - 1])
@@ -165,7 +166,7 @@ class _Server:
         """Let requests leave and join; the tokens that each running one then reads, which ones decode, how many tokens are drafted for each of
         these, and whether the cache was full."""
         decoding = self.running[CONTEXT] >= self.running[GOAL]
-        drafted = draft_len if decoding.any() else 0
+        drafted = draft_len if np.count_nonzero(decoding) else 0
         new = np.where(decoding, 1 + drafted, self.running[GOAL] - self.running[CONTEXT])
         budget = self.profile.max_tokens
         if new.sum() > budget:
@@ -177,8 +178,10 @@ class _Server:
         full = stay < len(new)
         new, decoding = new[:stay], decoding[:stay]
         chunks = [] if full else self._admit(budget - int(new.sum()), used)
-        new = np.concatenate([new, np.array(chunks, dtype=np.int64)])
-        return new, np.concatenate([decoding, np.zeros(len(chunks), dtype=bool)]), drafted, full
+        if chunks:
+            new = np.concatenate([new, np.array(chunks, dtype=np.int64)])
+            decoding = np.concatenate([decoding, np.zeros(len(chunks), dtype=bool)])
+        return new, decoding, drafted, full
 
     def _blocks(self, tokens: Int[np.ndarray, " running"]) -> Int[np.ndarray, " running"]:
         """How many blocks of the cache so many tokens take."""
@@ -246,16 +249,18 @@ def _step_ms(
     context: Int[np.ndarray, " running"],
     new: Int[np.ndarray, " running"],
     decoding: Bool[np.ndarray, " running"],
+    active: Bool[np.ndarray, " running"],
     drafted: int,
     read_to_end: int,
     share: float,
     speculates: bool,
 ) -> float:
-    """Milliseconds of a step in which each request reads ``new`` tokens after ``context`` and ``read_to_end`` prompts end."""
-    active = decoding & (new > 0)
-    batch, tokens, cached = int(active.sum()), int(new.sum()), float(context[active].sum())
-    chunks, before = new[~decoding], context[~decoding]
-    chunk, pairs = int(chunks.sum()), float((chunks * (before + chunks / 2)).sum())
+    """Milliseconds of a step in which each request reads ``new`` tokens after ``context`` and ``read_to_end`` prompts end; the ``active`` ones decode."""
+    batch, tokens, cached = int(np.count_nonzero(active)), int(new.sum()), float(context[active].sum())
+    chunk, pairs = 0, 0.0
+    if batch < len(new):
+        chunks, before = new[~decoding], context[~decoding]
+        chunk, pairs = int(chunks.sum()), float((chunks * (before + chunks / 2)).sum())
     # A whole number of requests has nothing drafted: the one below or the one above the mean, each as often as the mean demands.
     idle, often = divmod(batch * (1 - share), 1) if drafted else (0.0, 0.0)
     ms = profile.overhead + (profile.per_block if drafted else 0.0)
