@@ -30,12 +30,12 @@ CLOSED |= {
 def check(verifier: TokenVerifier, position: Position, order: Order) -> None:
     """The closed form equals the enumeration at every token that the target can write, and sums to 1."""
     actual = verifier.transitions(position, order)
-    oracle = verifier.enumerated_survivors(position, order)
     at_target = position.at(position.target)
-    for row in (at_target > 1e-9).nonzero()[:, 0].tolist():
-        torch.testing.assert_close(
-            actual[row], oracle[row] / at_target[row], rtol=0, atol=1e-11 / float(at_target[row]) ** 0.5 + 1e-12
-        )
+    kept = at_target > 1e-9
+    written = Position(position.target[kept], [draft[kept] for draft in position.groups], position.token[kept])
+    oracle = verifier.enumerated_survivors(written, order)
+    for found, expected, chance in zip(actual[kept], oracle, at_target[kept], strict=True):
+        torch.testing.assert_close(found, expected / chance, rtol=0, atol=1e-11 / float(chance) ** 0.5 + 1e-12)
     torch.testing.assert_close(actual.flatten(1).sum(-1), torch.ones(len(actual), dtype=torch.float64))
 
 

@@ -16,7 +16,7 @@ from scipy import stats
 from draftlab.core.confident_tree import ConfidentTree
 from draftlab.core.sampling import GREEDY, Sampling, to_probs
 from draftlab.core.tree import Tree, optimal_tree
-from draftlab.core.verify import PATH_VERIFIERS, VERIFIERS
+from draftlab.core.verify import PATH_VERIFIERS, TREE_VERIFIERS, VERIFIERS
 from draftlab.core.verify.token import Decision, TokenVerifier
 from draftlab.engine import policy
 from draftlab.engine.generate import generate
@@ -213,7 +213,7 @@ def check_distribution(texts: Sequence[Sequence[int]], distribution: dict[tuple[
 def test_sampled_output_has_the_targets_distribution(verifier: str) -> None:
     """Chi-square over all texts of up to 3 tokens, thousands of runs in one ragged batch, fixed seed."""
     # A linear program per context, or one request after the other.
-    runs = {"importance": 300, "greedy_block": 1000, "optimal_block": 1000, "traversal": 1000}.get(verifier, 3000)
+    runs = 300 if verifier == "importance" else 1000 if verifier in TREE_VERIFIERS else 3000
     target = make(3, vocab=6)
     sampling = Sampling(0.9, top_k=4)
     prompts = [[1, 3], [1, 3, 5, 2]]
