@@ -6,9 +6,11 @@ import re
 import pandas as pd
 import pytest
 
+from draftlab.core.stats import Interval
 from draftlab.errors import UserError
 from draftlab.plan import WORKFLOW, Finding
 from draftlab.report import findings, ledger, published, tidy
+from draftlab.report.intervals import show
 from tests.synthetic import TABLES
 
 SMALLER = {"beyond_compute_matched"}
@@ -243,3 +245,30 @@ def test_no_sentence_contradicts_the_verdict_of_its_statement(known, path, name,
         )
     if verdict["verdict"] == "contradicts":
         assert side != expected or finding.each, verdict["note"]
+
+
+def test_an_end_of_a_difference_is_not_shown_as_0():
+    """+0.5 [-0.0, +1.0] does not say on which side of 0 the interval begins."""
+    assert show(Interval(0.52, -0.02, 1.04, n=12), 1, sign="+") == "+0.52 [-0.02, +1.04]"
+    assert show(Interval(0.52, 0.0, 1.04, n=12), 1, sign="+") == "+0.5 [+0.0, +1.0]"
+    assert show(Interval(0.52, -1e-9, 1.04, n=12), 1, sign="+") == "+0.5 [+0.0, +1.0]", "no number of digits helps"
+    assert show(Interval(-0.01, -0.3, 0.3, n=12), 1, sign="+") == "+0.0 [-0.3, +0.3]", "0 has no side"
+    assert show(Interval(0.2, 0.02, 0.3, n=12), 1) == "0.2 [0.0, 0.3]", "a ratio is no difference"
+
+
+def test_both_sides_have_as_many_digits_as_their_difference():
+    rows = pd.DataFrame({"request_id": [*range(40)] * 2, "method": ["a"] * 40 + ["b"] * 40, "visited": 10.0})
+    rows["overlap"] = [5.0] * 40 + [5.0 + 0.9 * (i % 2) - 0.2 for i in range(40)]
+    said = Finding(
+        left={"method": "b"}, right={"method": "a"}, measure="alpha", digits=1, more="{left} {right} {gap}", level=""
+    )
+    gap = re.fullmatch(r"(0\.\d+) (0\.\d+) \+(0\.\d+) \[\+(0\.\d+), .*", findings.sentence("osd_offline", rows, said))
+    assert gap, findings.sentence("osd_offline", rows, said)
+    assert {len(number) for number in gap.groups()} == {4}
+
+
+def test_a_difference_that_the_table_has_shows_its_sign():
+    table = tidy.read(WORKFLOW.parent / "paper_figures/laptop/data/beyond_regime.csv.gz", "beyond_regime")
+    sentence = findings.sentences("beyond_regime", table)
+    assert "over 2 nats: -0.0" in sentence
+    assert "1 to 2: +0.0" in sentence

@@ -15,7 +15,7 @@ from draftlab.plan import Finding
 from draftlab.report import tables, tidy
 from draftlab.report.contrast import Contrast, Result, Selection, Tables, compute, compute_each
 from draftlab.report.figures.style import setting
-from draftlab.report.intervals import decide, digits_of, show
+from draftlab.report.intervals import decide, digits_of, show, telling
 
 
 def sentences(experiment: str, table: pd.DataFrame) -> str:
@@ -42,7 +42,9 @@ def sentence(experiment: str, table: pd.DataFrame, finding: Finding) -> str:
     digits = digits_of([pooled.value], layout.digits) if finding.digits is None else finding.digits
     groups = compute_each(contrast, source) if finding.each else []
     groups = [result for result in groups if isfinite(result.value.estimate)]
-    sign = "+" if finding.best or finding.right != 0 else ""  # an estimate that is compared with 0 is not a difference
+    below = any(result.value.low < 0 for result in (pooled, *groups))
+    sign = "+" if finding.best or finding.right != 0 or below else ""  # what is compared with 0 may be no difference
+    digits = telling(pooled.value, digits) if sign else digits
     parts = [f"{_describe(result.group)}: {_show_group(result, digits, sign)}" for result in groups]
     side = "level" if pooled.alike else decide(pooled.value)
     sides = {decide(result.value) for result in groups} if finding.apart else {side}

@@ -63,8 +63,20 @@ def digits_of(intervals: Sequence[Interval], otherwise: int) -> int:
 
 
 def show(interval: Interval, digits: int, *, alone: bool = False, sign: str = "") -> str:
-    """An estimate as text, followed by its interval if it has one and ``alone`` is false; ``sign`` "+" marks a difference."""
-    estimate = f"{interval.estimate:{sign}.{digits}f}"
+    """An estimate as text, followed by its interval if it has one and ``alone`` is false; ``sign`` "+" marks a difference.
+
+    A difference has up to two digits more where an end of its interval would be shown as 0, so that a reader sees on which side it lies.
+
+    >>> show(Interval(0.52, -0.02, 1.04, n=12), 1, sign="+")
+    '+0.52 [-0.02, +1.04]'
+    """
     if alone or not np.isfinite(interval.low):
-        return estimate
-    return f"{estimate} [{interval.low:{sign}.{digits}f}, {interval.high:{sign}.{digits}f}]"
+        return f"{interval.estimate:{sign}z.{digits}f}"
+    text = f"{sign}z.{telling(interval, digits) if sign else digits}f"
+    return f"{interval.estimate:{text}} [{interval.low:{text}}, {interval.high:{text}}]"
+
+
+def telling(interval: Interval, digits: int) -> int:
+    """``digits``, or up to two more, with which no end of the interval besides 0 itself is shown as 0."""
+    ends = [end for end in (interval.low, interval.high) if end != 0]
+    return next((more for more in range(digits, digits + 3) if all(round(end, more) != 0 for end in ends)), digits)
