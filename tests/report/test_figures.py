@@ -391,7 +391,7 @@ def test_words_of_an_overview_have_a_name(known):
     assert figures.figure("beyond_divergences", _table("beyond_divergences"), "laptop", known).axes[0].get_ylabel() == (
         "answers of"
     )
-    assert not figures.figure("beyond_branches", _table("beyond_branches"), "laptop", known).axes[0].get_ylabel()
+    assert not forms.overview("beyond_branches", _table("beyond_branches"), "laptop").axes[0].get_ylabel()
 
 
 def test_parts_of_the_time_share_their_axis(known):
@@ -616,3 +616,52 @@ def test_settings_as_text():
     assert style.setting("alphabet", 1) == "1 token ranked"
     assert style.setting("draft_len", 0) == "plain decoding"
     assert style.setting("alpha", 1.0) == "alpha 1"
+
+
+@pytest.mark.parametrize("scale", ["laptop", "smollm2"])
+@pytest.mark.parametrize(
+    "name", ["beyond_verifiers", "beyond_suffixes_served", "beyond_tree_served", "beyond_token_rate"]
+)
+def test_no_two_series_of_a_published_figure_share_a_colour(name, scale):
+    path = ROOT / f"paper_figures/{scale}/data/{name}.csv.gz"
+    if not path.exists():
+        pytest.skip("not published at this scale")
+    form = FILES[name].figure.curves
+    rows = tidy.select_rows(tidy.read(path), form.where if form else {}, name)
+    looks = style.looks(
+        value for value in rows["scheme" if form else "contender"] if value not in ("none", "none_again")
+    )
+    solid = [one.colour for one in looks.values() if one.marker]  # a dotted line without marks is told apart by that
+    assert len(set(solid)) == len(solid)
+
+
+def _crowd(values):
+    """Five schemes that emit the same number of tokens at each of these values of ``k``."""
+    return pd.DataFrame(
+        [
+            {"request_id": request, "k": k, "scheme": scheme, "tokens": 3.0 + request, "blocks": 2.0}
+            for request in range(4)
+            for k in values
+            for scheme in ("optimal", "k_seq", "specinfer", "rrs", "greedy")
+        ]
+    )
+
+
+CROWD = Curves(x="k", xlabel="k", above="tokens", below="blocks", ylabel="tokens", series="scheme")
+
+
+def test_intervals_of_many_lines_stand_beside_each_other():
+    (ax,) = curve_figure(_crowd([1, 2, 4]), "laptop", None, CROWD, {}).axes
+    starts = [container.lines[0].get_xdata()[0] for container in ax.containers]
+    assert len(set(starts)) == 5
+    assert max(starts) - min(starts) < 0.2
+    assert sum(starts) / 5 == pytest.approx(1)
+
+
+def test_measured_values_of_x_are_not_moved():
+    (ax,) = curve_figure(_crowd(range(1, 11)), "laptop", None, CROWD, {}).axes
+    assert all(container.lines[0].get_xdata()[0] == 1 for container in ax.containers)
+
+
+def test_a_small_difference_in_points_is_not_shown_as_0():
+    assert [style.in_points(gap) for gap in (0.1234, -0.0006, -0.0004, 0.00002)] == ["+12.3", "-0.1", "-0.04", "0.00"]

@@ -307,7 +307,7 @@ def quality(rows: pd.DataFrame) -> pd.DataFrame:
 
 def truncation(rows: pd.DataFrame) -> pd.DataFrame:
     """The ``size`` of the linear program as a name."""
-    return rows.assign(size=[f"s = {size}" if size else "single" for size in rows["lp_threshold"]])
+    return rows.assign(size=[f"linear program of {size} tokens" if size else "single" for size in rows["lp_threshold"]])
 
 
 STAGE = stage_of(__name__, split="eval", views={"quality": quality, "truncation": truncation})

@@ -201,7 +201,8 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
 def update_interval(rows: pd.DataFrame) -> pd.DataFrame:
     """What each of the two sweeps varies beside the interval, in words."""
     rate = "learning rate " + rows["learning_rate"].map("{:g}".format)
-    replay = "replay " + rows["replay"].map("{:g}".format)
+    replay = "replay of " + rows["replay"].map("{:g}".format)
+    replay = replay.where(rows["replay"] != 0, "no replay")
     return rows.assign(setting=rate.where(rows["sweep"] == "learning_rate", replay))
 
 

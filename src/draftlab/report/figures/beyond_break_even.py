@@ -34,7 +34,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
         ax.set(xscale="log", xlabel="requests per update", title=title)
         ax.set_xticks(online["update_interval"], online["update_interval"].astype(str), minor=False)
         ax.set_xticks([], minor=True)
-    axes[0, 0].set_ylabel("cost of the undistilled draft over own cost")
+    axes[0, 0].set_ylabel("cost of the undistilled draft over that of this one")
     legend(figure)
     footer(
         figure,

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from draftlab.core import stats
 from draftlab.report import tidy
-from draftlab.report.figures.style import footer, panels
+from draftlab.report.figures.style import footer, in_points, panels
 from draftlab.report.published import Published
 from draftlab.stages.regime import ENTROPIES
 
@@ -36,7 +36,8 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
         figure,
         scale,
         f"K = {int(table['num_drafts'].iloc[0])}, n = {table['_unit'].nunique()} requests",
-        "importance sampling (s = 5) less the rival, in points of acceptance; (in brackets): the 95 % interval holds 0",
+        "importance sampling (s = 5) less the rival, in points of acceptance; (in brackets): the 95 % interval includes 0",
+        "colours: from the largest gain to the largest loss of each panel",
     )
     return figure
 
@@ -50,7 +51,7 @@ def _draw_map(ax: Axes, table: pd.DataFrame, rival: str, key: str) -> None:
         gap = stats.ratio(sums["importance_truncated"] - sums[rival], sums["positions"])
         row, column = levels.index(level), drafts.index(draft)
         shown[row, column] = gap.estimate
-        text = f"{100 * gap.estimate:+.1f}"
+        text = in_points(gap.estimate)
         is_sure = gap.low > 0 or gap.high < 0  # a single request has no interval
         ax.text(column, row, text if is_sure else f"({text})", ha="center", va="center", fontsize=6)
     largest = np.nanmax(np.abs(shown))

@@ -23,7 +23,6 @@ from draftlab.report.figures.style import (
     LOOKS,
     NAMES,
     PALE,
-    SKY,
     counted,
     footer,
     held,
@@ -39,6 +38,11 @@ from draftlab.report.figures.style import (
 )
 from draftlab.report.published import Published
 
+CROWDED = 4
+"""From how many lines on their intervals would hide each other, so that lines are shifted along ``x``."""
+TICKS = 8
+"""Up to how many values of ``x`` are ticks, beside which a shifted mark stands."""
+
 
 def curve_figure(
     table: pd.DataFrame,
@@ -53,7 +57,7 @@ def curve_figure(
     """Plot estimates with intervals against ``x``: a line per value of ``series``, a panel per value of ``panel``.
 
     ``foot(ax, rows)`` draws an extra last row with axes of its own, which its panels share. Lines are shifted by ``apart`` along ``x``, so that intervals do not
-    hide each other.
+    hide each other; many lines over few values always are.
     """
     panel, series, x, xlabel = form.panel, form.series, form.x, form.xlabel
     keys = [key for key in (panel, series, x) if key is not None]
@@ -67,6 +71,8 @@ def curve_figure(
     rows_of = {value: table if panel is None else table[table[panel] == value] for value in shown}
     measures = form.quantities(stage_measures)
     order = in_order(table[series], form.order or LOOKS) if series else []
+    if len(order) >= CROWDED and not form.log_x and 1 < table[x].nunique() <= TICKS:
+        apart = apart or 0.01 * (table[x].max() - table[x].min())
     height, width = (1.6 if form.also else 2.0), (7.0 if len(shown) > 1 else 4.6)
     figure, axes = panels(len(measures) + (foot is not None), len(shown), height=height, width=width, sharey="row")
     for upper in axes[: len(measures) - 1]:
@@ -104,20 +110,22 @@ def curve_figure(
         legend(figure)
     first = tidy.records(table.iloc[[0]])[0]
     facts = [*alone, *held(table, form.held), *(fact.format(**first) for fact in form.facts)]
-    footer(figure, scale, _behind_a_point(table, keys, counts), seeds(table), *facts)
+    footer(figure, scale, *_behind_a_point(table, keys, counts), seeds(table), *facts)
     return figure
 
 
-def _behind_a_point(table: pd.DataFrame, keys: Sequence[str], counts: Sequence[str]) -> str:
+def _behind_a_point(table: pd.DataFrame, keys: Sequence[str], counts: Sequence[str]) -> list[str]:
     """How many units each point is estimated from, and its interval, in words; ``counts`` are those of the rows of panels."""
     units = tidy.resampled_name(table)
     if units is None:
-        return EXACT
+        return [EXACT]
     n = counts[0] if len(set(counts)) == 1 else f"from top to bottom {' and '.join(counts)}"
     shown_apart = {field for key in keys for field in (key, *fields_of(key))}
     several = "dataset" in table and "dataset" not in shown_apart and table["dataset"].nunique() > 1
     datasets = f" of {table['dataset'].nunique()} datasets" if several else ""
-    return f"{n} {units}{datasets} per point, bars: 95 % bootstrap"
+    bars = "bars: 95 % bootstrap"
+    each = f"{n} {units}{datasets} per point"
+    return [f"{each}, {bars}"] if len(set(counts)) == 1 else [each, bars]
 
 
 def labelled(table: pd.DataFrame, keys: Iterable[str | None]) -> pd.DataFrame:
@@ -146,7 +154,7 @@ def _set_x_ticks(
     for estimates in choices:
         values = _curved(estimates, x, series)
         labels = [f"{value:g}" for value in values]
-        few = len(values) <= 3 or (len(values) <= 8 and (log or is_integer_dtype(estimates[x])))
+        few = len(values) <= 3 or (len(values) <= TICKS and (log or is_integer_dtype(estimates[x])))
         if few and max(map(len, labels)) <= 5:
             step = step if len(values) > 4 else 1
             ticks = values[::step], labels[::step]
@@ -209,11 +217,11 @@ def curves(ax: Axes, rows: pd.DataFrame, x: str, series: str | None, order: Sequ
 
 PARTS = {
     "draft_seconds": ("drafting", PALE),
-    "target_seconds": ("target", GREY),
-    "transform_seconds": ("target's distributions", SKY),
+    "target_seconds": ("target's call", "#a6a6a6"),
+    "transform_seconds": ("target's distributions", GREY),
     "select_seconds": ("selection", INK),
 }
-"""The parts of the time of a token, with label and colour."""
+"""The parts of the time of a token, with label and a grey, because the colours are the schemes'."""
 
 
 def live_figure(table: pd.DataFrame, scale: str, published: Published, form: Live) -> Figure:

@@ -17,7 +17,7 @@ from draftlab.errors import UserError
 from draftlab.plan.figure import Gaps
 from draftlab.report import tidy
 from draftlab.report.contrast import Contrast, Selection, Tables, compute_each
-from draftlab.report.figures.style import INK, NAMES, counted, footer, in_order, name, panels, seeds
+from draftlab.report.figures.style import INK, NAMES, counted, footer, in_order, in_points, name, panels, seeds
 from draftlab.report.intervals import decide
 from draftlab.report.published import Published
 
@@ -49,7 +49,7 @@ def gap_figure(table: pd.DataFrame, scale: str, published: Published, form: Gaps
     footer(
         figure,
         scale,
-        "differences of alpha in points; (in brackets): the 95 % interval holds 0",
+        "differences of alpha in points; (in brackets): the 95 % interval includes 0",
         *form.facts,
         f"{counted(pd.Series([gap.n for gap in gaps.values()]))} {tidy.resampled_name(table)} per cell",
         seeds(table),
@@ -66,7 +66,7 @@ def _draw_map(ax: Axes, gaps: Mapping[tuple[str, str], Interval], form: Gaps) ->
         if gap := gaps.get((x, pair)):
             row, column = down.index(pair), across.index(x)
             shown[row, column] = gap.estimate
-            text = f"{100 * gap.estimate:+.1f}"
+            text = in_points(gap.estimate)
             text = f"({text})" if decide(gap) == "level" else text
             colour = "white" if abs(gap.estimate) > 0.7 * form.span else INK
             ax.text(column, row, text, ha="center", va="center", fontsize=6, color=colour)

@@ -47,6 +47,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
         f"n = {int(speedups['n'].min())} interleaved blocks per point",
         seeds(table),
         "bars: 95 % bootstrap over blocks",
+        "k: draft length, c and v: a draft step and a block over a plain step of the target",
     )
     return figure
 

@@ -52,7 +52,8 @@ def draw(table: pd.DataFrame, scale: str, published: Published, costs: bool = Fa
         tokens = ratio_table(drafts, "tokens", "blocks", KEYS[1:]).set_index(KEYS[1:])
         axes[0, 0].set(xlabel="tokens per target call")
     else:
-        width, height = WIDE if len(engines) > 1 else COLUMN + 1.2, 0.1 * max(4, len(contenders))
+        is_wide = len(engines) > 1 or len(contenders) > 7  # a narrow legend of more would be taller than the panel
+        width, height = WIDE if is_wide else COLUMN + 1.2, 0.1 * max(4, len(contenders))
         figure, axes = panels(
             1, len(engines), width=width, height=0.7 + height * len(datasets), sharex=True, sharey=True
         )

@@ -59,11 +59,11 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     for number, ((pair, each), rows) in enumerate(updated.groupby(["inputs", "update_interval"], sort=False)):
         style, inputs = SEQUENCE[number % len(SEQUENCE)], str(pair)
         needed = rows["break_even"] / _static_block_length(table, inputs)
-        right.plot(rows["batch"], needed, **style.options(label=f"{_pair_name(inputs)}, update per {each}"))
+        right.plot(rows["batch"], needed, **style.options(label=f"{_pair_name(inputs)}, update per {_requests(each)}"))
     for inputs in dict.fromkeys(updated["inputs"]):
         reached = updated[updated["inputs"] == inputs]["block_length"].iloc[0] / _static_block_length(table, inputs)
         line = "--" if inputs == "ours" else ":"
-        right.axhline(reached, color=GREY, linestyle=line, linewidth=0.9, label=f"{_pair_name(inputs)}, distilled")
+        right.axhline(reached, color=GREY, linestyle=line, linewidth=0.9, label=f"{_pair_name(inputs)}, length reached")
     right.set(
         xscale="log",
         xlabel="requests that share a load of weights",
@@ -84,6 +84,10 @@ def _legend(ax: Axes, columns: int) -> None:
 
 def _static_block_length(table: pd.DataFrame, inputs: str) -> float:
     return float(table[(table["inputs"] == inputs) & (table["system"] == "vsd")]["block_length"].iloc[0])
+
+
+def _requests(number: int) -> str:
+    return "request" if number == 1 else f"{number} requests"
 
 
 def _pair_name(inputs: str) -> str:

@@ -1,7 +1,7 @@
 """The look that all figures share: sizes, colours, names, and the footer with scale, n and interval.
 
-style.yaml defines them. Colours are Okabe and Ito's, which colour-blind readers can distinguish; line styles and markers distinguish series
-in grey.
+style.yaml defines them. Colours are Okabe and Ito's, which colour-blind readers can distinguish, and two dark ones; line styles and markers
+distinguish series in grey.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Look:
 
 
 STYLE = read_yaml_of_module(__file__)
-BLACK, BLUE, RED, GREEN, ORANGE, SKY, PINK, GREY, INK = STYLE["colours"].values()
+BLACK, BLUE, RED, GREEN, ORANGE, SKY, PINK, GREY, INK, *_ = STYLE["colours"].values()
 PALE = "#d9d9d9"
 
 
@@ -237,6 +237,16 @@ def seeds(table: pd.DataFrame) -> str:
     """The seeds of a table as text; empty if it has none."""
     values = sorted(table["seed"].unique()) if "seed" in table else []
     return f"seeds {', '.join(map(str, values))}" if len(values) > 1 else f"seed {values[0]}" if values else ""
+
+
+def in_points(difference: float) -> str:
+    """A difference of shares in points, with a second decimal where one would show 0, and without a sign where two would.
+
+    >>> in_points(0.012), in_points(-0.0003), in_points(-0.00002)
+    ('+1.2', '-0.03', '0.00')
+    """
+    points = 100 * difference
+    return f"{points:+.1f}" if abs(points) >= 0.05 else f"{points:+.2f}" if abs(points) >= 0.005 else "0.00"
 
 
 def held(table: pd.DataFrame, keys: Sequence[str]) -> list[str]:
