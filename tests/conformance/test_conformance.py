@@ -21,6 +21,7 @@ from draftlab import conformance
 from draftlab.conformance import (
     Budget,
     check_distribution,
+    check_formulas,
     check_sampler,
     check_samples,
     check_sequence_distribution,
@@ -32,7 +33,7 @@ from draftlab.conformance.command import verify_lossless
 from draftlab.conformance.sequential import Evidence, Gamblers, sampler_wealth, samples_needed
 from draftlab.conformance.tables import tables
 from draftlab.core.sampling import Drafting, draw
-from draftlab.core.verify import VERIFIERS
+from draftlab.core.verify import TOKEN_VERIFIERS, VERIFIERS
 from draftlab.core.verify.block import block
 from draftlab.core.verify.greedy import greedy
 from draftlab.core.verify.k_seq import k_seq
@@ -363,6 +364,24 @@ def test_a_path_verifier_that_divides_by_an_empty_residual_is_caught() -> None:
     verdict = check_verifier(PathVerifier("mutant", decide), 1, Budget(max_samples=500))
     assert verdict.exact["sequence distribution"].lossless
     assert verdict.exact["zeros and ties"].error == math.inf
+
+
+@pytest.mark.parametrize("name", [n for n, v in TOKEN_VERIFIERS.items() if v.closed_form or v.survivors])
+def test_formulas_are_what_the_decisions_give(name: str) -> None:
+    found = check_formulas(TOKEN_VERIFIERS[name], 2)
+    assert set(found) <= {"closed_form", "survivors"}
+    assert len(found) > 0
+    assert max(each.error for each in found.values()) < 1e-11
+
+
+def test_a_formula_of_another_verifier_is_caught(capsys: pytest.CaptureFixture[str]) -> None:
+    """Tables would have shown the acceptance of the other one."""
+    mine = dataclasses.replace(k_seq, closed_form=specinfer.closed_form, survivors=None)
+    with pytest.raises(UserError, match=r"its closed_form is 0.\d+ from what its decisions give \("):
+        command._report("mine", conformance.Conformance({}, {}, check_formulas(mine, 2)))
+    wrong = dataclasses.replace(k_seq, survivors=specinfer.survivors)
+    assert check_formulas(wrong, 2)["survivors"].error > 1e-3
+    assert "closed_form       exact           20 tables" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", [n for n in VERIFIERS if n != "importance"])

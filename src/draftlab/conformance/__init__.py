@@ -7,12 +7,13 @@ Test a distribution (``check_distribution``), a batched sampler (``check_sampler
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from torch import Generator, Tensor
 
 from draftlab.conformance.exact import Exact, check_distribution
+from draftlab.conformance.formulas import check_formulas
 from draftlab.conformance.sequences import (
     Context,
     SequenceDistribution,
@@ -32,6 +33,7 @@ __all__ = [
     "Exact",
     "Sampled",
     "check_distribution",
+    "check_formulas",
     "check_sampler",
     "check_samples",
     "check_sequence_distribution",
@@ -46,10 +48,11 @@ WIDE_TREES = 8
 
 @dataclass(frozen=True)
 class Conformance:
-    """The result of each test, by its name."""
+    """The result of each test, by its name. ``formulas``: how far ``closed_form`` and ``survivors`` are from the enumeration."""
 
     exact: dict[str, Exact]
     sampled: dict[str, Sampled]
+    formulas: dict[str, Exact] = field(default_factory=dict)
 
     @property
     def lossless(self) -> bool:
@@ -95,6 +98,7 @@ def check_verifier(
             "sampler": check_sampler(lambda *given: verifier.sample(*given)[0], drafting, num_drafts, half),
             "sequence sampler": check_sequence_sampler(walk, *sequences, half),
         },
+        check_formulas(verifier, num_drafts),
     )
 
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from draftlab.conformance import Budget, Conformance, check_distribution, check_sampler, check_samples, check_verifier
+from draftlab.conformance.formulas import TOLERANCE
 from draftlab.conformance.sequential import samples_needed
 from draftlab.core.sampling import Drafting
 from draftlab.core.verify import VERIFIERS
@@ -144,6 +145,8 @@ def _read(samples: Path) -> Iterator[tuple[Tensor, int]]:
 def _report(name: str, result: Conformance) -> None:
     for test, exact in result.exact.items():
         print(f"{test:17} exact    {exact.cases:9,} drafts   largest error {exact.error:.1e} ({exact.case})")
+    for test, exact in result.formulas.items():
+        print(f"{test:17} exact    {exact.cases:9,} tables   largest error {exact.error:.1e} ({exact.case})")
     for test, sampled in result.sampled.items():
         rate = f"at most {sampled.false_alarm:.2%} of lossless verifiers reach it"
         alarm = f"alarm at {1 / sampled.false_alarm:,.0f}: {rate}"
@@ -166,6 +169,12 @@ def _report(name: str, result: Conformance) -> None:
                 f"{sampled.samples // sampled.streams:,}",
                 remedy="record more tokens, or raise --max-samples",
             )
+    for test, exact in result.formulas.items():
+        if exact.error > TOLERANCE:
+            what = (
+                f"{name} is lossless, but its {test} is {exact.error:.2g} from what its decisions give ({exact.case})"
+            )
+            raise UserError(what, remedy="repair the formula, or leave it out: what a verifier lacks is enumerated")
     print(f"{name}: lossless")
 
 

@@ -60,7 +60,7 @@ def layout_of(experiment: str, table: pd.DataFrame) -> Layout:
     if (alike := table.duplicated(keys, keep=False)).any():
         what = f"several rows agree in {', '.join(keys)}"
         groups = table[alike].groupby(keys, dropna=False)
-        others = [column for column in table if column not in keys]
+        others = [str(column) for column in table if column not in keys]
         differ = [column for column in others if (groups[column].nunique(dropna=False) > 1).any()]
         # Measured numbers differ too. A setting has the fewest values.
         named = sorted(differ, key=lambda column: table[column].nunique(dropna=False))[:3]
