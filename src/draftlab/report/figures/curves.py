@@ -71,7 +71,8 @@ def curve_figure(
     rows_of = {value: table if panel is None else table[table[panel] == value] for value in shown}
     measures = form.quantities(stage_measures)
     order = in_order(table[series], form.order or LOOKS) if series else []
-    if len(order) >= CROWDED and not form.log_x and 1 < table[x].nunique() <= TICKS:
+    lines = (table.groupby(series)[x].nunique() > 1).sum() if series else 1
+    if lines >= CROWDED and not form.log_x and table[x].nunique() <= TICKS:
         apart = apart or 0.01 * (table[x].max() - table[x].min())
     height, width = (1.6 if form.also else 2.0), (7.0 if len(shown) > 1 else 4.6)
     figure, axes = panels(len(measures) + (foot is not None), len(shown), height=height, width=width, sharey="row")
