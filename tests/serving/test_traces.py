@@ -236,6 +236,13 @@ def test_load_writes_a_table_a_summary_and_a_figure(tmp_path: Path) -> None:
     assert (tmp_path / "out.csv").read_bytes() == first
 
 
+def test_the_name_of_a_profile_is_text_in_the_figure(tmp_path: Path) -> None:
+    named = profiles.load("h100-llama-2-7b").model_copy(update={"name": r"$\frac$"})
+    profiles.save(named, tmp_path / "named.yaml")
+    load.run(settings(profile=str(tmp_path / "named.yaml"), rates=(1.0,)), tmp_path / "out", lambda _: None)
+    assert (tmp_path / "out.png").read_bytes()[:4] == b"\x89PNG"
+
+
 @pytest.mark.parametrize(
     ("trace", "changes", "differ"),
     [

@@ -89,7 +89,8 @@ def draw(table: pd.DataFrame, lengths: pd.DataFrame, title: str) -> Figure:
         speed.plot(rows["rate"], rows["speedup"], color=shade, marker="o", ms=3, label=f"{draft_len}")
         pace.plot(rows["rate"], rows["per_token_p95"] * 1e3, color=shade, marker="o", ms=3)
     speed.axhline(1, color="0.5", lw=0.8)
-    speed.set(xlabel="requests a second", ylabel="speed-up of a request", xscale="log", title=title)
+    speed.set(xlabel="requests a second", ylabel="speed-up of a request", xscale="log")
+    speed.set_title(title, parse_math=False)
     speed.legend(title="drafted", fontsize=7, ncols=2)
     pace.set(xlabel="requests a second", ylabel="ms per token, 95th percentile", xscale="log")
     shown: list[float] = []
