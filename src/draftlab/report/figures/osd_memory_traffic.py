@@ -56,8 +56,8 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     )
     updated = table[(table["terms"] == "all") & (table["system"] == "osd") & (table["inputs"] != "printed")]
     updated = updated[updated["update_interval"] <= interval]
-    for number, ((pair, each), rows) in enumerate(updated.groupby(["inputs", "update_interval"], sort=False)):
-        style, inputs = SEQUENCE[number % len(SEQUENCE)], str(pair)
+    for number, ((pair, _), rows) in enumerate(updated.groupby(["inputs", "update_interval"], sort=False)):
+        style, inputs, each = SEQUENCE[number % len(SEQUENCE)], str(pair), int(rows["update_interval"].iloc[0])
         needed = rows["break_even"] / _static_block_length(table, inputs)
         right.plot(rows["batch"], needed, **style.options(label=f"{_pair_name(inputs)}, update per {_requests(each)}"))
     for inputs in dict.fromkeys(updated["inputs"]):
