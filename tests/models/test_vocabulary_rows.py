@@ -195,8 +195,9 @@ def test_other_tokens_are_refused_however_they_are_padded(tmp_path: Path) -> Non
     train_tokenizer(["Zebras zigzag"] * 9, vocab_size=TOKENS).save(draft)
     for folder in (target, draft):
         export(folder, folder.with_suffix(".gguf"))
-    pair = open_pair(tmp_path / "target.gguf", tmp_path / "draft.gguf", settings=Engine(), context_length=128)
-    with pytest.raises(UserError, match="the target has 320 tokens, the draft has 384"), pair:
+    files = [tmp_path / name for name in ("target.gguf", "target.gguf", "draft.gguf")]
+    pair = open_pair(*files, settings=Engine(), context_length=128)
+    with pytest.raises(UserError, match=r"draft\.gguf: the target has 320 tokens, the draft has 384"), pair:
         pytest.fail("ids would mean different tokens")
 
 

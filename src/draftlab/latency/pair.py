@@ -64,10 +64,10 @@ def open_pair(
                 remedy = f"set weights to own, or give the folder that `draftlab gguf import --path {path.name}` writes"
                 raise UserError(f"the file holds {stored} weights, not {settings.weights}", file=path, remedy=remedy)
             models.append(model)
-        for draft in models[1:]:
+        for path, draft in zip(drafts, models[1:], strict=True):
             if have_same_tokens(models[0], draft):
                 draft.fit(models[0].vocab_size)
-            check_pair(models[0], draft)
+            check_pair(models[0], draft, path)
         if not settings.gpu_layers and settings.device == "cpu":
             stack.enter_context(pinned(settings.threads))
         yield [*models]

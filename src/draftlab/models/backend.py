@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -134,17 +135,21 @@ def have_same_tokens(target: LatencyBackend, draft: LatencyBackend) -> bool | No
     return all(target.vocabulary[name] == draft.vocabulary[name] for name in both) if both else None
 
 
-def check_pair(target: LatencyBackend, draft: LatencyBackend) -> None:
-    """Raise ``UserError`` if two models read token ids differently, or if only one has an encoder."""
+def check_pair(target: LatencyBackend, draft: LatencyBackend, file: Path | None = None) -> None:
+    """Raise ``UserError``, which names the draft's ``file``, if two models read token ids differently, or if only one has an encoder."""
     remedy = "use a draft that was trained with the target's tokenizer"
     if target.decoder_start != draft.decoder_start:
         kinds = ["decoder-only" if m.decoder_start is None else "an encoder-decoder" for m in (target, draft)]
-        raise UserError(f"the target is {kinds[0]}, the draft {kinds[1]}", remedy="use two models of the same kind")
+        what = f"the target is {kinds[0]}, the draft {kinds[1]}"
+        raise UserError(what, file=file, remedy="use two models of the same kind")
     if target.vocab_size != draft.vocab_size:
-        raise UserError(f"the target has {target.vocab_size} tokens, the draft has {draft.vocab_size}", remedy=remedy)
+        what = f"the target has {target.vocab_size} tokens, the draft has {draft.vocab_size}"
+        raise UserError(what, file=file, remedy=remedy)
     is_same = have_same_tokens(target, draft)
     if is_same is None and target.ends and draft.ends and target.ends.isdisjoint(draft.ends):
         of_target, of_draft = (" or ".join(map(str, sorted(model.ends))) for model in (target, draft))
-        raise UserError(f"eos is token {of_target} in the target and {of_draft} in the draft", remedy=remedy)
+        what = f"eos is token {of_target} in the target and {of_draft} in the draft"
+        raise UserError(what, file=file, remedy=remedy)
     if is_same is False:
-        raise UserError("target and draft have vocabularies of the same size but different tokens", remedy=remedy)
+        what = "target and draft have vocabularies of the same size but different tokens"
+        raise UserError(what, file=file, remedy=remedy)

@@ -96,17 +96,11 @@ class Eagle3Head(nn.Module):
     def device(self) -> torch.device:
         return self.draft.device
 
-    def answer_logits(self, prompts: TokenIds, answers: TokenIds, where: Tensor | None = None) -> NoReturn:
-        raise self._alone()
+    def alone(self, *_: object, **__: object) -> NoReturn:
+        """Refuse what needs a target."""
+        raise UserError(HEAD_ALONE, file=self.folder, remedy=ONLY_DISTIL)
 
-    def decoder(self) -> NoReturn:
-        raise self._alone()
-
-    def save(self, folder: Path | str) -> NoReturn:
-        raise self._alone()
-
-    def _alone(self) -> UserError:
-        return UserError(HEAD_ALONE, file=self.folder, remedy=ONLY_DISTIL)
+    answer_logits = decoder = save = alone
 
 
 class Eagle3(ByPlace, OnTarget[ReadableTarget]):
