@@ -36,14 +36,18 @@ Part = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class TargetPass:
-    """The target's answers, and its distribution at every answer position.
+    """The target's answers, and its distribution at every answer position, however the answers were sampled.
 
-    ``log_probs`` is the log of softmax(logits) at temperature 1, before top-k and top-p, however the answers were sampled. It is float16: at
-    temperature 1 a probability is off by at most p |log p| / 2048, and a sum of minima by at most 1/4096 of the entropy. With ``ids``, only the tokens in
-    ``ids`` are stored, always including the emitted one, and the last column of ``log_probs`` is the mass of all others. Without, the whole
-    vocabulary is stored. ``others`` is what those others weigh at the temperature of the answers: the log of the sum of their probabilities to the
-    power 1 / temperature; None if the mass says it already, or if it is not known. ``begins`` is the first position of each request, so that other
-    orders of the requests share the tensors; None if the requests follow each other.
+    **Arguments:**
+    - `log_probs`: the log of softmax(logits) at temperature 1, before top-k and top-p. In float16 a probability p is off by at most
+      p |log p| / 2048, and a sum of minima by at most 1/4096 of the entropy.
+    - `ids`: the tokens that are stored at each position, always including the emitted one; the last column of `log_probs` is then the mass of
+      all others. None: the whole vocabulary is stored.
+    - `forwards`: forward passes of the target.
+    - `engine`: what answered, for `run.json`.
+    - `begins`: the first position of each request, so that other orders of the requests share the tensors. None: they follow each other.
+    - `others`: the log of the sum over the tokens that are not stored, of their probabilities to the power 1 / temperature. None: the mass of
+      all others says it already, or it is not known.
     """
 
     answers: list[Answer]

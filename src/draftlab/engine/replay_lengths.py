@@ -31,10 +31,17 @@ NextLength = Callable[[int, tuple[int, int] | None], int]
 
 @dataclass(frozen=True)
 class Drafted:
-    """For a block that begins at each answer position, request after request: how many drafted tokens are accepted (``accepted``). For each of them,
-    the draft's probability of it (``confidence``), the entropy of the draft's distribution, how much more probable it is than the next token
-    (``margin``), and whether it was ``found`` in a text, without a model. Nothing is accepted beyond the end of an answer. ``most``: how many tokens
-    can be drafted there, where what was found is all (None: as many as asked for)."""
+    """What a draft proposes for a block that begins at each answer position, request after request.
+
+    **Arguments:**
+    - `lengths`: answer positions of each request.
+    - `accepted`: how many drafted tokens are accepted; none beyond the end of an answer.
+    - `confidence`: the draft's probability of each drafted token.
+    - `entropy`: that of the draft's distribution.
+    - `margin`: how much more probable the token is than the next one.
+    - `found`: whether the token was found in a text, without a model.
+    - `most`: how many tokens can be drafted, where what was found is all. None: as many as asked for.
+    """
 
     lengths: list[int]
     accepted: Int64[np.ndarray, " positions"]

@@ -248,7 +248,10 @@ def crop(models: Sequence[LatencyBackend], length: int) -> None:
 
 
 def start(models: Sequence[LatencyBackend], prompt: Sequence[int], max_new_tokens: int) -> list[int]:
-    """Call ``begin`` on each model, the first one last; raise ``UserError`` if the prompt leaves no room for ``max_new_tokens`` (1 or more)."""
+    """Let each model ``begin`` to answer ``prompt``; return the text that the answer of the target, the first one, continues.
+
+    **Raises:** ``UserError`` if the prompt is empty, or leaves no room for ``max_new_tokens``, of which there must be 1 or more.
+    """
     if not prompt:
         raise UserError("the prompt is empty", remedy="give at least one token, such as the start token")
     if max_new_tokens < 1:
