@@ -25,6 +25,7 @@ from draftlab.files.json_files import read_object, write_json, write_jsonl
 from draftlab.models import load_model, load_tokenizer, products
 from draftlab.models.config import read_sizes
 from draftlab.models.gguf import export
+from draftlab.models.gguf_import import write_folder
 from draftlab.models.llama_cpp import LlamaCpp
 from draftlab.models.tokenizer import train_tokenizer
 from tests.fake_server import FakeServer, serve
@@ -131,6 +132,20 @@ def test_fast_weights_in_llama_cpp_are_not_quantized(
 ) -> None:
     monkeypatch.setattr(products, "has_fast_bfloat16", lambda device: is_fast)
     assert answers(folder, engine="llama_cpp", dtype="fast").engine["weights"] == weights
+
+
+def test_a_file_that_is_gone_is_not_replaced_by_other_weights(folder: Path, tmp_path: Path) -> None:
+    """An export of the folder would have the number type of the settings, and write other answers."""
+    export(folder / "target", tmp_path / "target.gguf", "q8_0")
+    write_folder(tmp_path / "target.gguf", tmp_path / "target")
+    how = Answers(max_new_tokens=12, engine="llama_cpp")
+    with llama_cpp.open_gguf(tmp_path / "target", how) as target:
+        target.prefill([[1, 2]], 1)
+        assert target.description["weights"] == "q8_0"
+    (tmp_path / "target.gguf").unlink()
+    gone = pytest.raises(UserError, match=r"target\.gguf .put it back, or set answers\.engine to transformers")
+    with gone, llama_cpp.open_gguf(tmp_path / "target", how):
+        pytest.fail("it has other weights")
 
 
 def test_a_model_is_not_opened_again_where_its_cache_has_room(

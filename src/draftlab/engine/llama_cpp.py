@@ -21,7 +21,7 @@ from draftlab.models.backend import EngineOptions
 from draftlab.models.config import read_sizes
 from draftlab.models.cores import usable
 from draftlab.models.gguf import Weights, export
-from draftlab.models.gguf_import import ORIGINAL
+from draftlab.models.gguf_import import original
 from draftlab.models.llama_cpp import BATCH, LlamaCpp
 from draftlab.models.products import number_type
 
@@ -38,8 +38,8 @@ def open_gguf(target: Path, settings: Answering) -> Iterator[GgufTarget]:
             "llama.cpp answers only for decoder-only targets", file=target, remedy="use answers.engine transformers"
         )
     with scratch() as folder, contextlib.ExitStack() as stack:
-        path = target if is_gguf(target) else target / ORIGINAL
-        if not is_gguf(path) or not path.exists():
+        path = target if is_gguf(target) else original(target, "set answers.engine to transformers")
+        if path is None:
             path = folder / f"{target.name}.gguf"
             export(target, path, WEIGHTS[number_type(settings.dtype, settings.device)], vocabulary=False)
         model = GgufTarget(verify(path), sizes, -1 if settings.device == "cuda" else 0)

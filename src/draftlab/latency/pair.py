@@ -19,7 +19,7 @@ from draftlab.models.backend import EngineOptions, LatencyBackend, check_pair, h
 from draftlab.models.config import read_config
 from draftlab.models.cores import pinned
 from draftlab.models.gguf import Weights, export
-from draftlab.models.gguf_import import ORIGINAL, check_loads
+from draftlab.models.gguf_import import check_loads, original
 from draftlab.models.llama_cpp import LlamaCpp, check_device
 
 if TYPE_CHECKING:
@@ -50,10 +50,7 @@ def open_pair(
             target = inflated(target, folder / "inflated", layers, ffn, widths)
         paths = [target, *drafts]
         if settings.weights == "own" and settings.backend == "llama_cpp":
-            paths = [path / ORIGINAL if (path / ORIGINAL).is_symlink() else path for path in paths]
-            if gone := next((path for path in paths if path.is_symlink() and not path.exists()), None):
-                what = f"the file that it leads to is gone: {gone.readlink()}"
-                raise UserError(what, file=gone, remedy="put it back, or set weights to another type")
+            paths = [original(path, "set weights to another type") or path for path in paths]
         default: Weights = "q8_0" if is_gguf(paths[0]) else "f32"
         weights = default if settings.weights == "own" else settings.weights
         models: list[LlamaCpp | TorchBackend] = []

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from draftlab.models.llama import Llama, LlamaConfig
 
 ORIGINAL = "model.gguf"
-"""The link in a model folder to the GGUF file from which it was made."""
+"""The link in a model folder to the GGUF file from which it was made (``original``)."""
 
 TURNED = ("attn_q", "attn_k", "attn_q_norm", "attn_k_norm")
 """The parts whose rows belong to rotary pairs."""
@@ -195,6 +195,18 @@ def _sentencepiece_bpe(
     undo = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     backend.decoder = decoders.Sequence([*undo, *([decoders.Strip(" ", 1, 0)] * prefixed)])
     return backend
+
+
+def original(folder: Path, otherwise: str) -> Path | None:
+    """The GGUF file from which a model folder was made, or a copy of it; None if it was made of another.
+
+    **Raises:** ``UserError`` if the file is gone; ``otherwise`` is what to do if it cannot be put back.
+    """
+    link = folder / ORIGINAL
+    if link.is_symlink() and not link.exists():
+        what = f"the file that it leads to is gone: {link.readlink()}"
+        raise UserError(what, file=link, remedy=f"put it back, or {otherwise}")
+    return link if link.exists() else None
 
 
 def check_loads(path: Path) -> None:
