@@ -493,6 +493,23 @@ def test_parts_of_a_log_are_judged_by_their_own_requests():
     assert [round(at.estimate, 2) for at in judge("distilled", mixed, COSTS).over_time] == [0.6] * 5 + [0.02] * 5
 
 
+def test_a_load_that_the_server_cannot_take_without_a_draft_is_said(tmp_path: Path):
+    """Its queue grows for as long as the load lasts, and the speed-up with it."""
+    found = decide(table(0.8), rate=1.0)
+    (idle,) = found.load.values()
+    assert [at.overloaded for at in idle] == [False] * 4
+    assert "more than the server" not in found.load_sentence
+    most = 1000.0  # of requests of 90 tokens that take 10 ms each, far too many
+    over = decide(table(0.8), rate=most)
+    assert [at.overloaded for at in over.load["distilled"]] == [True] * 4
+    assert over.load_sentence.startswith(
+        "Yes: under a load of 1000/s, more than the server takes without a draft, the draft"
+    )
+    assert all(part.endswith(" (overloaded without a draft)") for part in verdict.lines(over)[3].split("; "))
+    assert "<td>1000 (overloaded without a draft)</td>" in page(over, tmp_path, "", tmp_path)
+    assert "overloaded" not in page(found, tmp_path, "", tmp_path)
+
+
 def test_lookup_that_finds_nothing_costs_a_plain_step_under_load_too(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(verdict_under_load, "LOADS", 1)
     rows = table(0.5, option="lookup").assign(steps=0.0, empty=lambda t: 0.9 * t["blocks"])
@@ -698,7 +715,8 @@ def test_a_load_has_an_answer_of_its_own(tmp_path: Path):
         assert under in page(found, tmp_path, "", tmp_path)
         seen[found.load_verdict] = under
     assert seen["yes"].startswith("Yes: under a load of 0.1/s the draft distilled on this traffic makes requests 1.")
-    assert seen["no"] == "No: under a load of 50/s requests are fastest without a draft"
+    too_much = "under a load of 50/s, more than the server takes without a draft, requests"
+    assert seen["no"] == f"No: {too_much} are fastest without a draft"
     assert decide(table(0.5)).load_verdict is None
     cut = decide(table(0.5), rate=0.1, cut=9, cut_at=96)
     assert cut.load_sentence == seen["yes"] + (

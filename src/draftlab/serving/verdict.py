@@ -160,7 +160,8 @@ def lines(verdict: Verdict) -> list[str]:
     fastest = []
     for name, at in load:
         gains = at.draft_len and at.speedup.estimate > 1
-        fastest.append(f"{per_second(at.rate)}/s " + (f"{NAMES[name]} {at.speedup.show()}" if gains else "no draft"))
+        text = f"{per_second(at.rate)}/s " + (f"{NAMES[name]} {at.speedup.show()}" if gains else "no draft")
+        fastest.append(text + (" (overloaded without a draft)" if at.overloaded else ""))
     fastest += [f"left out: {count} {why}" for _, at in load[:1] for why, count in at.left_out.items()]
     simulated = [verdict.load_sentence, "Fastest under load: " + "; ".join(fastest)] if load else []
     temperature = f" at {verdict.sampled}" if verdict.temperature else ""

@@ -172,7 +172,8 @@ class AtLoad(_Record):
     """The mean time of a request without a draft over that with one, at ``rate`` requests a second; draft length 0 if no length pays.
 
     The interval covers chance in the acceptance of requests, and in their arrivals if these do not come from a trace. ``left_out``: requests
-    that are not simulated, by reason.
+    that are not simulated, by reason. ``overloaded``: requests come faster than the server can serve them without a draft, so that its queue grows
+    for as long as this lasts, and the speed-up with it.
     """
 
     rate: float
@@ -180,6 +181,7 @@ class AtLoad(_Record):
     speedup: Range
     by_length: dict[int, float]
     left_out: dict[str, int] = {}
+    overloaded: bool = False
 
 
 class MonitorPromise(_Record):

@@ -15,7 +15,7 @@ from draftlab.serving.acceptance import alphas_of_blocks, from_alpha
 from draftlab.serving.costs import BlockCosts
 from draftlab.serving.profiles import Profile
 from draftlab.serving.speedup import held_out, mean_context, other_costs, range_of_few, resampled
-from draftlab.serving.sweep import CONTEXTS, Goal, best_lengths, sweep, that_fit
+from draftlab.serving.sweep import CONTEXTS, Goal, best_lengths, capacity, sweep, that_fit
 from draftlab.serving.verdict_format import NAMES, AtLoad, Option, Outcome, per_second
 
 SHARES = (0.25, 0.5, 1.0, 2.0)
@@ -24,6 +24,8 @@ ARRIVALS = 200
 """The number of requests of a simulation without a trace."""
 OF_A_TRACE = 1000
 """The most requests of a trace that are simulated: all loads and lengths together take about 0.1 s for each."""
+FULL = 4
+"""How often all places of the server are filled, to see how many requests a second it can serve."""
 LOADS = 6
 """The number of simulations of one load, each with other arrivals and requests."""
 
@@ -77,6 +79,8 @@ def under_load(
     drafting = sorted({*best.values()} - {0})
     repeats = [simulate(drafting, seed) for seed in range(1, LOADS) if drafting]
     left_out = dict((from_trace or logged(every)).left_out)
+    full = from_trace or logged(np.resize(every, max(len(every), FULL * profile.max_sequences)))
+    most = capacity(full, profile)
     return [
         AtLoad(
             rate=at,
@@ -84,6 +88,7 @@ def under_load(
             speedup=range_of_few(np.array([float(table[at].loc[length]) for table in (gains, *repeats)])),
             by_length={int(str(k)): float(gain) for k, gain in gains[at].items()},
             left_out=left_out,
+            overloaded=at > most,
         )
         for at, length in best.items()
     ]
@@ -127,6 +132,7 @@ def best_at_load(load: Mapping[str, Sequence[AtLoad]]) -> list[tuple[str, AtLoad
 def outcome_at_load(name: str, at: AtLoad) -> tuple[Outcome, str]:
     """The verdict at a load on the option that is fastest there, and a sentence."""
     where = f"under a load of {per_second(at.rate)}/s"
+    where += ", more than the server takes without a draft," if at.overloaded else ""
     gain = f"{NAMES[name]} makes requests {at.speedup.show()} times as fast"
     if not at.draft_len or at.speedup.high < 1:
         return "no", f"No: {where} requests are fastest without a draft"
