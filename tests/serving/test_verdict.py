@@ -1472,6 +1472,24 @@ def test_a_verdict_replaces_none_of_other_settings(tmp_path: Path, monkeypatch: 
     )
 
 
+@pytest.mark.parametrize(("alpha", "helps"), [(0.8, True), (0.1, False)])
+def test_the_commands_to_run_next_are_in_the_file_and_at_the_terminal(
+    alpha: float, helps: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A server has no browser for the page."""
+    log = answer_file(tmp_path, [f'{{"prompt": "{number}"}}' for number in range(60)])
+    monkeypatch.setattr(verdict_command, "run_workflow", lambda *_: tmp_path / "run")
+    monkeypatch.setattr(verdict_command, "judge_run", lambda *_: decide(table(alpha), log=str(log)))
+    monkeypatch.setattr(verdict_command.card, "write", lambda *_: None)
+    found = run(VerdictSettings(log, "T"), tmp_path / "out")
+    written = json.loads((tmp_path / "out/verdict.json").read_text())["commands"]
+    shown = (tmp_path / "out/verdict.html").read_text()
+    assert all(html.escape(command, quote=False) in html.unescape(shown) for command in written)
+    assert [line for line in lines(found) if line.startswith("Next: ")] == [f"Next: {each}" for each in written * helps]
+    if helps:
+        assert [command.split()[:2] for command in written] == [["draftlab", "emit"], ["draftlab", "monitor"]]
+
+
 @pytest.mark.parametrize(
     ("rows", "more", "message"),
     [

@@ -14,7 +14,7 @@ from draftlab.errors import UserError
 from draftlab.files.atomic import write_text
 from draftlab.models.config import is_head_folder
 from draftlab.report import card
-from draftlab.report.verdict_page import page
+from draftlab.report.verdict_page import commands, page
 from draftlab.report.verdict_run import judge_run, replayed, run_workflow
 from draftlab.report.verdict_settings import VerdictSettings, check_bounds, name_of, setting_folders, short
 from draftlab.serving import profiles, traces, verdict
@@ -53,6 +53,7 @@ def run(settings: VerdictSettings, out: Path | None) -> list[tuple[Path, Verdict
         else:
             results = run_workflow(settings, draft, name, out or Path())
             judged = judge_run(results, settings, draft, left_out, rate, trace)
+            judged = judged.model_copy(update={"commands": commands(judged, folder, draft, results)})
             write_text(folder / "verdict.json", judged.model_dump_json(indent=1) + "\n")
             write_text(folder / "verdict.html", page(judged, folder, draft, results))
             card.write(judged, draft, replayed(results, settings.temperature))
@@ -72,14 +73,15 @@ def _usable(traffic: Path) -> tuple[int, dict[str, int]]:
 
 
 def lines(verdicts: Sequence[tuple[Path, Verdict | None]]) -> list[str]:
-    """Lines of text for each draft, the last with the path of its page."""
+    """Lines of text for each draft: the verdict, if a draft would help what to run next, and the path of its page."""
     texts = []
     for folder, judged in verdicts:
         if judged is None:
             texts.append(f"Not yet known: too few requests ({LEAST} are needed, half of which are held out)")
         else:
             *first, last = verdict.lines(judged)
-            texts += [*first, f"{last}; {folder / 'verdict.html'}"]
+            texts += [*first, *(f"Next: {command}" for command in judged.commands if judged.monitor)]
+            texts.append(f"{last}; {folder / 'verdict.html'}")
     return texts
 
 

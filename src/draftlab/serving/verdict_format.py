@@ -223,7 +223,7 @@ class Verdict(Judged):
     """What ``verdict.json`` contains; ``cut``: held-out answers that reached the limit of ``cut_at`` tokens.
 
     ``conversations``: how many the held-out ``requests`` belong to, 0 if unknown. ``verdict``, ``options`` and ``monitor`` are of one request
-    at a time, ``load_verdict`` of the given load. ``costs_vary``: whether intervals cover how costs drift, as where they were measured. ``parameters``: weights of the
+    at a time, ``load_verdict`` of the given load. ``commands``: what to run next. ``costs_vary``: whether intervals cover how costs drift, as where they were measured. ``parameters``: weights of the
     ``target`` and of the ``draft``.
     """
 
@@ -246,6 +246,7 @@ class Verdict(Judged):
     load_verdict: Outcome | None = None
     load_sentence: str = ""
     monitor: MonitorPromise | None
+    commands: list[str] = []
 
     @property
     def measured_on(self) -> str:
