@@ -712,6 +712,16 @@ def test_too_little_says_not_yet_known() -> None:
     assert judge([SpeculationCounts("vllm", 5000, 20_000, 5000, float("nan"))]).state == "stale"
 
 
+@pytest.mark.parametrize("requests_", [0, 7, math.nan])
+def test_the_counters_of_an_idle_server_are_not_called_broken(requests_: float) -> None:
+    found = judge([SpeculationCounts("vllm", 0, 0, 0, requests_)])
+    assert found.state == "not yet known"
+    assert found.text.endswith("0 blocks (30 requests are needed, or 1000 blocks of counters)")
+    assert judge([SpeculationCounts("vllm", 0, 0, 0)]).text.endswith(
+        "1 row that is broken or without speculation left out"
+    )
+
+
 def test_counters_say_of_how_many_requests_they_are() -> None:
     few = judge([SpeculationCounts("vllm", 500, 2000, 995, requests=200)])
     assert (few.state, few.text[:43]) == ("not yet known", "not yet known: 200 requests with 500 blocks")
