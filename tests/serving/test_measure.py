@@ -103,3 +103,28 @@ def test_torch_measures_the_same_grid_on_the_weights_that_are_named(shared: Path
 def test_what_cannot_be_measured_or_written_is_refused_at_once(given: dict[str, int]) -> None:
     with pytest.raises(UserError, match=r"--blocks is|give at least 1 token"):
         measure.measure(measure.ProfileSettings(Path("no-such-model"), **given))
+
+
+@pytest.mark.parametrize("role", ["target", "draft"])
+def test_a_file_that_is_not_there_or_not_for_this_engine_is_named(role: str, tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    for file, backend, says in (
+        ("none.gguf", "llama_cpp", r"none\.gguf: no such file \(check the path"),
+        ("m.gguf", "torch", r"m\.gguf: a file, but torch takes model folders only \(leave out --backend.*gguf import"),
+    ):
+        given = {"target": Path("llama-160m/8"), "backend": backend} | {role: tmp_path / file}
+        with pytest.raises(UserError, match=says):
+            measure.measure(measure.ProfileSettings(**given))  # type: ignore[arg-type]
+
+
+def test_the_verb_says_what_it_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shipped = profiles.load("rtx4090-llama-3.1-8b")
+    monkeypatch.setattr(measure, "measure", lambda _: shipped)
+    measure.profile(measure.ProfileSettings(Path("T")), out=tmp_path / "here.yaml")
+    said = capsys.readouterr().out
+    assert said == f"{tmp_path / 'here.yaml'}: {measure.summary(shipped)}\n"
+    assert "draft step" not in said
+    pair = shipped.model_copy(update={"draft": shipped.target.scaled(0.25)})
+    assert measure.summary(pair) == measure.summary(shipped) + "; a draft step takes 0.250 of it"

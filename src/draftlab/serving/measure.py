@@ -60,7 +60,21 @@ def profile(settings: Flat[ProfileSettings], *, out: Path) -> None:
     **Arguments:**
     - `out`: the YAML file to write
     """
-    save(measure(settings), out)
+    found = measure(settings)
+    save(found, out)
+    print(f"{out}: {summary(found)}")
+
+
+def summary(found: Profile) -> str:
+    """What a step takes for one request, in words.
+
+    >>> costs = Costs(tokens={1: 10.0, 8: 17.0})
+    >>> summary(Profile(name="a", hardware="b", model="c", engine="d", source="e", licence="f", target=costs, draft=costs.scaled(0.1), kv_tokens=1, max_sequences=1))
+    'a step of the target takes 10 ms, reading five tokens 1.40 times as long; a draft step takes 0.100 of it'
+    """
+    alone = found.target.step(1, 1, 1, 0.0)
+    text = f"a step of the target takes {alone:.3g} ms, reading five tokens {found.target.step(5, 5, 1, 0.0) / alone:.2f} times as long"
+    return text + (f"; a draft step takes {found.draft.step(1, 1, 1, 0.0) / alone:.3f} of it" if found.draft else "")
 
 
 def measure(settings: ProfileSettings) -> Profile:
@@ -79,6 +93,8 @@ def measure(settings: ProfileSettings) -> Profile:
     if min(settings.kv_tokens, settings.max_sequences) < 1 or settings.seed < 0:
         what = f"--kv-tokens is {settings.kv_tokens}, --max-sequences {settings.max_sequences}, --seed {settings.seed}"
         raise UserError(what, remedy="give at least 1 token and 1 sequence, and a seed of 0 or more")
+    for model in filter(None, (settings.target, settings.draft)):
+        _check_file(model, settings.backend)
     by_default = "bf16" if settings.backend == "torch" else "own" if is_gguf(settings.target) else "q8_0"
     names = ("backend", "device", "threads", "gpu_layers")
     engine = {name: getattr(settings, name) for name in names} | {"weights": settings.weights or by_default}
@@ -110,6 +126,15 @@ def measure(settings: ProfileSettings) -> Profile:
         max_sequences=settings.max_sequences,
         max_tokens=512,
     )
+
+
+def _check_file(model: Path, backend: str) -> None:
+    """Refuse a GGUF file that is not there, or that the engine does not read."""
+    if model.suffix == ".gguf" and not model.exists():
+        raise UserError("no such file", file=model, remedy="check the path")
+    if model.is_file() and backend == "torch":
+        remedy = "leave out --backend, or make a folder of it: draftlab gguf import"
+        raise UserError("a file, but torch takes model folders only", file=model, remedy=remedy)
 
 
 def _times(models: Sequence[LatencyBackend], room: int, settings: ProfileSettings) -> list[Times]:
