@@ -1511,6 +1511,22 @@ def test_bad_input_is_one_clear_error(tmp_path: Path, rows: list[str], more: dic
         run(asked, tmp_path / "out")
 
 
+def test_a_page_that_fails_leaves_the_verdict_before_it_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The two files in a folder are never of two verdicts."""
+    log = answer_file(tmp_path, [f'{{"prompt": "{number}"}}' for number in range(60)])
+    monkeypatch.setattr(verdict_command, "run_workflow", lambda *_: tmp_path / "run")
+    monkeypatch.setattr(verdict_command, "judge_run", lambda *_: decide(table(0.8)))
+    monkeypatch.setattr(verdict_command.card, "write", lambda *_: None)
+
+    def broken(*_: object) -> str:
+        raise ValueError("no page")
+
+    monkeypatch.setattr(verdict_command, "page", broken)
+    with pytest.raises(ValueError, match="no page"):
+        run(VerdictSettings(log, "T"), tmp_path / "out")
+    assert not (tmp_path / "out/verdict.json").exists()
+
+
 @pytest.mark.parametrize("model", [{"target": "no/such/"}, {"draft": ("no/such/",)}])
 def test_a_model_that_is_not_there_is_named_as_it_was_given(tmp_path: Path, model: dict[str, Any]):
     """A verdict has --target and --draft; the workflow behind it has --config, which nobody typed."""
