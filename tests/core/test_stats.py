@@ -9,6 +9,7 @@ from numpy.testing import assert_allclose
 from scipy.stats import bootstrap
 
 from draftlab.core import stats
+from draftlab.errors import UserError
 
 
 def test_ratio_sums_before_it_divides():
@@ -158,3 +159,10 @@ def test_the_interval_of_a_share_ends_at_one_and_that_of_a_ratio_of_times_does_n
     accepted, visited = [0, 1, 2, 3], [3, 1, 2, 3]
     assert stats.ratio(accepted, visited).high == 1
     assert stats.ratio([0.25, 1.0, 2.0, 3.0], [3.0, 1.0, 2.0, 3.0]).high > 1
+
+
+def test_numbers_of_different_requests_are_refused():
+    """numpy said "inhomogeneous shape"."""
+    for columns in (([1, 2], [2, 4, 6]), ([[1, 2]], [[2, 4]])):
+        with pytest.raises(UserError, match="numbers of different requests"):
+            stats.ratio(*columns)

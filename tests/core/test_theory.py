@@ -67,3 +67,24 @@ def test_traffic_of_nothing_is_refused(wrong):
     given = {"tokens": 8, "context": 9, "draft_len": 2, "block_length": 2} | wrong
     with pytest.raises(UserError, match="traffic_terms"):
         theory.traffic_terms(theory.ModelSize(1, 1), theory.ModelSize(1, 1), **given)
+
+
+@pytest.mark.parametrize(
+    ("function", "given", "name"),
+    [
+        (
+            theory.break_even_block_length,
+            {"per_block": 1, "fixed": 0, "online_fixed": 0, "block_length": 0},
+            "block_length",
+        ),
+        (
+            theory.update_flops_ratio,
+            {"draft_len": 4, "block_length": 2, "target_flops": 1, "draft_flops": 0},
+            "draft_flops",
+        ),
+        (theory.load_flops, {"tokens_per_request": 1, "requests": 1, "days": 0, "flops_per_token": 1}, "days"),
+    ],
+)
+def test_a_division_by_nothing_names_the_number(function, given, name):
+    with pytest.raises(UserError, match=f"{name} is 0 .give a number above 0"):
+        function(**given)

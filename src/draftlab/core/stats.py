@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from draftlab.errors import UserError
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -43,7 +45,11 @@ def _interval(columns: Sequence[ArrayLike], statistic: Callable[[Any], Any], see
 
     Requests are sorted by their numbers first, so that the order of a table's rows changes nothing.
     """
-    samples = np.array([np.asarray(values, float) for values in columns])
+    each = [np.asarray(values, float) for values in columns]
+    if len({values.shape for values in each} | {(each[0].size,)}) > 1:
+        what = f"numbers of different requests: shapes {[values.shape for values in each]}"
+        raise UserError(what, remedy="give one number for each request, in the same order, as lists of one length")
+    samples = np.array(each)
     samples = samples[:, np.lexsort(samples[::-1])]
     return _bootstrap(statistic, seed, *(values.tobytes() for values in samples))
 

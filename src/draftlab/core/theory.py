@@ -18,6 +18,13 @@ def _check(alpha: float, draft_len: int) -> None:
         raise UserError(f"draft_len is {draft_len}", remedy="give a draft length of at least 0")
 
 
+def _positive(**numbers: float) -> None:
+    """Refuse numbers that are not above 0, by which a formula divides."""
+    for name, number in numbers.items():
+        if not number > 0:
+            raise UserError(f"{name} is {number}", remedy="give a number above 0")
+
+
 def expected_block_length(alpha: float, draft_len: int) -> float:
     """Tokens per target call, ``(1 - alpha^(k+1)) / (1 - alpha)`` (Leviathan et al. 2023, Eq. 1), bonus token included.
 
@@ -200,6 +207,7 @@ def break_even_block_length(per_block: float, fixed: float, online_fixed: float,
     >>> break_even_block_length(per_block=1.0, fixed=0.0, online_fixed=0.1, block_length=2.0)
     2.5
     """
+    _positive(block_length=block_length)
     left = per_block / block_length + fixed - online_fixed
     return per_block / left if left > 0 else float("inf")
 
@@ -217,6 +225,8 @@ def update_flops_ratio(draft_len: int, block_length: float, target_flops: float,
     >>> update_flops_ratio(draft_len=4, block_length=2.0, target_flops=10.0, draft_flops=1.0)
     5.0
     """
+    _check(0, draft_len)
+    _positive(block_length=block_length, target_flops=target_flops, draft_flops=draft_flops)
     return (draft_len + 1) * target_flops / ((draft_len + 3 * block_length) * draft_flops)
 
 
@@ -232,4 +242,5 @@ def load_flops(tokens_per_request: float, requests: float, days: float, flops_pe
     >>> load_flops(tokens_per_request=100, requests=86_400, days=1, flops_per_token=2e9)
     200000000000.0
     """
+    _positive(days=days)
     return tokens_per_request * requests * flops_per_token / (days * 86_400)
