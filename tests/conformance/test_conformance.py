@@ -230,7 +230,7 @@ def survivors_not_filtered(target: Tensor, draft: Tensor, tokens: Tensor) -> dic
     """Sequences that left the emitted text still bring their next tokens."""
     same_first = tokens.clone()
     same_first[:, 0] = tokens[0, 0]
-    return sequences_distribution(specinfer, target, draft, same_first)
+    return sequences_distribution(specinfer, target, draft, same_first, check=False)
 
 
 def block_without_its_residual(target: Tensor, draft: Tensor, tokens: Tensor) -> dict[tuple[int, ...], float]:

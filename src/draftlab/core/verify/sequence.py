@@ -177,16 +177,18 @@ def sequences_distribution(
     draft_probs: DraftAlong,
     tokens: Sequences,
     tree: Tree | None = None,
+    *,
+    check: bool = True,
 ) -> dict[tuple[int, ...], float]:
     """The exact distribution of the tokens that ``verify_sequences`` emits, given the drafted sequences: emitted tokens -> probability.
 
     **Arguments:**
-    - `verifier`, `tree`: as for `verify_sequences`.
+    - `verifier`, `tree`, `check`: as for `verify_sequences`.
     - `target_probs`, `draft_probs`, `tokens`: the same without a batch axis.
 
     **Returns:** tuple of emitted token ids -> its probability.
     """
-    if tree is None:
+    if check and tree is None:
         target_probs, draft_probs = check_sequences(target_probs, draft_probs, tokens, verifier.drafting)
     distribution: dict[tuple[int, ...], float] = {}
     drafts, path_len = tokens.shape
