@@ -609,6 +609,13 @@ def test_a_footer_ends_its_lines_between_two_facts():
     assert " · ".join(lines) == " · ".join(["scale: laptop", *facts])
 
 
+def test_classes_may_be_called_by_numbers(known):
+    """As clusters often are: a table read from a file then has numbers in place of names."""
+    table = _table("osd_arena_classes").assign(group=lambda rows: pd.factorize(rows["group"])[0])
+    drawn = figures.figure("osd_arena_classes", table, "laptop", known)
+    assert "0" in drawn.axes[0].get_legend_handles_labels()[1]
+
+
 def test_settings_as_text():
     assert style.setting("num_drafts", 1) == "1 draft"
     assert style.setting("num_drafts", 2) == "2 drafts"

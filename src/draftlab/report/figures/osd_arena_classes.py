@@ -30,7 +30,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
         places = [*range(len(shares)), len(shares) + 1, len(shares) + 2.5]
         base = np.zeros(len(places))
         for place, group in enumerate(order):
-            found = [share for variant, share in printed.items() if group.lower().startswith(variant)]
+            found = [share for variant, share in printed.items() if str(group).lower().startswith(variant)]
             if printed and not found:
                 unprinted.append(name(group))
             heights = np.array([*shares[group], together[group], sum(found)])
