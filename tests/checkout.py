@@ -19,6 +19,8 @@ from pathlib import Path
 from tests.conftest import ROOT
 
 COPIED = ("Snakefile", "workflow", "profiles", "envs", "src")
+LEFT_OUT = ("*.egg-info", "*.pyc.*", "*.json.*")
+"""Besides what is no part of it, the names under which other processes write compiled files at this moment."""
 TIMEOUT = 2400
 """Seconds that a call of Snakemake may take."""
 
@@ -121,7 +123,7 @@ def copy_checkout(folder: Path, *more: str) -> Path:
     folder.mkdir(parents=True)
     for name in (*COPIED, *more):
         if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("*.egg-info"))
+            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns(*LEFT_OUT))
         elif (ROOT / name).exists():
             shutil.copyfile(ROOT / name, folder / name)
     return folder
