@@ -345,6 +345,15 @@ def test_an_estimate_for_several_drafts_is_no_reason():
     assert found.reason.startswith("this draft does not help, others could")
 
 
+def test_blocks_that_end_early_may_be_accepted_and_still_not_pay():
+    """A draft that is sure of every tenth block alone has an acceptance of 0.9 there, and gains nothing."""
+    rows = table(0.9, option="distilled_confident", threshold=0.6)[lambda t: t["draft_len"] == 1]
+    seldom = rows.assign(blocks=85.0, drafted=8.5, steps=85.0, accepted=8.0, visited=8.9, emitted=90.0)
+    found = judge("distilled_confident", seldom, COSTS)
+    assert found.verdict == "no"
+    assert found.reason == "it drafts 0.10 tokens a block, which save less than they cost: acceptance is 0.90"
+
+
 def test_an_interval_that_holds_one_says_nothing_and_noise_of_the_costs_is_in_it():
     tips = break_even(COSTS)
     assert tips is not None

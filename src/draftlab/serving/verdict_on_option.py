@@ -126,6 +126,9 @@ def _reason(
         return f"no {'draft' if has_draft else 'lookup'} of this cost can help: a perfect one gives {gain}"
     if verdict == "not yet known":
         return f"{speedup.show()} includes 1: use more requests, or a quieter machine"
+    if rows["threshold"].iloc[0]:  # what it drafts is accepted, but it drafts little
+        drafted = float(rows["drafted"].sum() / rows["blocks"].sum())
+        return f"it drafts {drafted:.2f} tokens a block, which save less than they cost: acceptance is {alpha.estimate:.2f}"
     what, it = ("this draft does not help, others could", "a draft") if has_draft else ("it finds too little", "it")
     wanted = f"; {it} would pay off from {tips:.2f}" if tips is not None else ""
     return f"{what}: acceptance is {alpha.estimate:.2f}{wanted}"
