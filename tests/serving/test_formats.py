@@ -153,6 +153,9 @@ def test_engines_are_told_whether_the_draft_samples_and_a_note_names_those_that_
         for written in (engines.sglang(pair), engines.tensorrt("lower", pair), engines.tensorrt("upper", pair)):
             assert ("most probable token at any temperature" in written.note) is sampled
             assert not written.note.startswith("; ")
+            assert ("use" in written.note and "rejection" in written.note) is sampled, "how they can be told to sample"
+        flag = "unless a version that knows it is given --speculative-use-rejection-sampling"
+        assert (flag in engines.sglang(pair).note) is sampled
 
 
 def test_vllm_needs_a_plugin_for_gguf_files() -> None:

@@ -174,7 +174,7 @@ SGLANG = "sglang @015c8726"
 ONE_LENGTH = "one length for all batches: the longest of those by batch"
 """A note for engines without a table of lengths by batch."""
 ARGMAX = "the draft proposes its most probable token at any temperature, as with --greedy"
-"""A note for engines whose drafts do not sample."""
+"""A note for engines whose drafts do not sample unless they are told to."""
 METRICS = {"sglang": "--enable-metrics", "llama.cpp": "--metrics"}
 """The flag that opens /metrics, which ``draftlab monitor`` reads; vLLM's is always open."""
 
@@ -190,7 +190,8 @@ def sglang(pair: Deployment) -> EngineFile:
     }
     launch = ["python", "-m", "sglang.launch_server", "--model-path", pair.target, METRICS["sglang"]]
     command = shlex.join(_with_flags(launch, flags))
-    notes = [ONE_LENGTH] * pair.changes_length + [ARGMAX] * pair.sampled
+    samples = f"{ARGMAX}, unless a version that knows it is given --speculative-use-rejection-sampling"
+    notes = [ONE_LENGTH] * pair.changes_length + [samples] * pair.sampled
     return EngineFile("sglang.sh", SGLANG, f"{command}\n", command, "; ".join(notes))
 
 
