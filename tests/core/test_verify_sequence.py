@@ -399,3 +399,16 @@ def test_sequences_in_single_precision_are_verified_in_double(name: str) -> None
     target, draft = (random_distributions(1, n, 4, seed=n).expand(2, -1, -1).float() for n in (3, 2))
     found = TREE_VERIFIERS[name].distribution(target, draft.requires_grad_(), torch.tensor([[0, 1], [2, 3]]))
     assert sum(found.values()) == pytest.approx(1, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", PATH_VERIFIERS)
+def test_a_path_with_other_axes_is_refused(name: str) -> None:
+    """The distribution takes one path and the sampler a batch of them; torch spoke of indices."""
+    verifier, given = (
+        PATH_VERIFIERS[name],
+        (*(random_distributions(n, 4, seed=n) for n in (3, 2)), torch.tensor([0, 1])),
+    )
+    with pytest.raises(UserError, match=r"shapes do not fit.*no batch axis"):
+        verifier.distribution(*(table[None] for table in given))
+    with pytest.raises(UserError, match=r"shapes do not fit.*one batch axis"):
+        verifier.sample(*given, torch.Generator())

@@ -63,7 +63,7 @@ class PathVerifier:
                 [0.3125, 0.3125]], dtype=torch.float64)
         """
         target = check_probs(target_probs, "target_probs")
-        draft = _check_path(target, draft_probs, tokens)
+        draft = _check_path(target, draft_probs, tokens, batched=False)
         decision = self._decided(target[None], draft[None], tokens[None])
         size = len(target)
         lengths = torch.arange(size, device=target.device)
@@ -101,7 +101,7 @@ class PathVerifier:
         """
         if check:
             target_probs = check_probs(target_probs, "target_probs")
-            draft_probs = _check_path(target_probs, draft_probs, tokens)
+            draft_probs = _check_path(target_probs, draft_probs, tokens, batched=True)
         decision = self._decided(target_probs, draft_probs, tokens)
         length = draw(decision.stop, 1, generator)
         weight = decision.weight.gather(-1, length)[:, 0]
@@ -120,8 +120,12 @@ def _residual(
     return drawable((weight[:, None] * at - drafted).clamp_min(0), at)
 
 
-def _check_path(target: Tensor, draft_probs: Tensor, tokens: Tensor) -> Tensor:
+def _check_path(target: Tensor, draft_probs: Tensor, tokens: Tensor, *, batched: bool) -> Tensor:
     """The draft's table in float64; L tokens need L draft distributions and L + 1 target distributions."""
+    if [target.dim(), draft_probs.dim(), tokens.dim()] != [2 + batched, 2 + batched, 1 + batched]:
+        axes = "one batch axis" if batched else "no batch axis"
+        what = f"shapes do not fit: {[tuple(table.shape) for table in (target, draft_probs, tokens)]}"
+        raise UserError(what, remedy=f"pass [positions, vocab], [path, vocab] and [path], with {axes}")
     if draft_probs.shape[-2] != target.shape[-2] - 1 or draft_probs.shape[-2] == 0:
         raise UserError(
             f"{target.shape[-2]} target distributions for a path of {draft_probs.shape[-2]} tokens",
