@@ -68,7 +68,10 @@ def _in_a_fork(folder: Path, arguments: list[str]) -> tuple[int, str]:
         forks.stdin.write(json.dumps(call) + "\n")
         forks.stdin.flush()
         is_done, _, _ = select.select([forks.stdout], [], [], TIMEOUT)
-        assert is_done, f"snakemake {arguments} still runs after {TIMEOUT} s"
+        if not is_done:  # another process takes the next call, which must not read this one's answer
+            forks.kill()
+            _forks.cache_clear()
+            raise AssertionError(f"snakemake {arguments} still runs after {TIMEOUT} s")
         return int(forks.stdout.readline()), output.read_text(encoding="utf-8")
 
 
@@ -76,13 +79,7 @@ def _in_a_fork(folder: Path, arguments: list[str]) -> tuple[int, str]:
 def _forks() -> subprocess.Popen[str]:
     """The process that forks for each call of Snakemake; it ends with the tests."""
     program = Path(__file__).with_name("snakemake_forks.py")
-    forks = subprocess.Popen(
-        [sys.executable, "-I", program],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    forks = subprocess.Popen([sys.executable, "-I", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert forks.stdin
     atexit.register(forks.wait)
     atexit.register(forks.stdin.close)

@@ -8,23 +8,24 @@ import gc
 import importlib
 import json
 import os
+import signal
 import sys
 
-FOUND_LATE = (
-    *("snakemake.executors.dryrun", "snakemake.executors.local", "snakemake.executors.touch"),
-    *(
-        "jaxtyping",
-        "jinja2",
-        "numpy",
-        "pandas",
-        "platformdirs",
-        "pyarrow",
-        "pydantic",
-        "safetensors",
-        "tokenizers",
-        "tyro",
-    ),
-)
+FOUND_LATE = [
+    "jaxtyping",
+    "jinja2",
+    "numpy",
+    "pandas",
+    "platformdirs",
+    "pyarrow",
+    "pydantic",
+    "safetensors",
+    "snakemake.executors.dryrun",
+    "snakemake.executors.local",
+    "snakemake.executors.touch",
+    "tokenizers",
+    "tyro",
+]
 """What a call imports while it runs."""
 
 
@@ -37,9 +38,11 @@ def serve() -> list[str]:
         importlib.import_module(name)
     gc.freeze()
     calls, answers = sys.stdin, sys.stdout
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches every process; only the forks react
     for line in calls:
         call = json.loads(line)
         if (pid := os.fork()) == 0:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             for stream in (1, 2):
                 os.dup2(os.open(call["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
