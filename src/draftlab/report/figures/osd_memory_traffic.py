@@ -86,7 +86,7 @@ def _static_block_length(table: pd.DataFrame, inputs: str) -> float:
     return float(table[(table["inputs"] == inputs) & (table["system"] == "vsd")]["block_length"].iloc[0])
 
 
-def _requests(number: int) -> str:
+def _requests(number: object) -> str:
     return "request" if number == 1 else f"{number} requests"
 
 
