@@ -90,6 +90,11 @@ def test_tensorrt_llms_blocks_are_those_that_drafted_a_first_token() -> None:
     assert found == SpeculationCounts("tensorrt-llm", 60, 150, 70, 7, (10, 30, 20, 0))
 
 
+def test_a_server_of_tensorrt_llm_that_was_idle_meanwhile_drafted_nothing() -> None:
+    text = 'trtllm_spec_decode_drafted_tokens_total{token_position="0"} 9\n'
+    assert between(text, text).drafts == 0
+
+
 def test_a_file_with_tensorrt_llms_counters_is_known_without_a_comment(tmp_path: Path) -> None:
     text = 'trtllm_spec_decode_drafted_tokens_total{token_position="0"} 9\n'
     (tmp_path / "m").write_text(text)
@@ -264,8 +269,11 @@ def test_what_llama_cpp_rounds_away_is_not_taken_for_a_change(before: float, aft
         assert found.accepted == 2 * (after - before)
 
 
-def test_a_block_that_was_accepted_whole_is_possible_where_its_tokens_were_rounded_down() -> None:
-    assert record(page("llamacpp:", drafts="1.23456e+06", draft_tokens="1.23456e+06", accepted_tokens="1.23456e+06", place_0=1234564)).accepted == 1234564  # fmt: skip
+def test_a_draft_that_llama_cpp_accepts_whole_is_judged_though_its_blocks_were_rounded_down(tmp_path: Path) -> None:
+    promise = monitor.Promise(draft_len=1, acceptance_length=monitor.Bounds(low=1.9, high=2))
+    rounded = {"drafts": "1.23456e+06", "draft_tokens": "1.23456e+06", "accepted_tokens": "1.23456e+06"}
+    (tmp_path / "m").write_text(page("llamacpp:", **rounded, place_0=1234569))
+    assert monitor.judge(records.read(tmp_path / "m"), promise).state == "as promised"
 
 
 def test_a_server_is_asked_twice_and_the_difference_is_judged() -> None:

@@ -132,12 +132,12 @@ def _total(totals: dict[str, float], positions: dict[str, dict[int, float]], pag
         if all(name in totals for name in names):
             drafts, drafted, accepted = (totals[name] for name in names)
             by_place = positions.get(f"{names[2]}_per_pos", {})
-            if engine == "llama.cpp" and by_place:  # printed with all digits, unlike their sum
-                accepted = sum(by_place.values())
+            if engine == "llama.cpp" and by_place:  # printed with all digits, unlike the tokens that were drafted
+                accepted = min(sum(by_place.values()), drafted)
             requests = totals.get(f"{prefix}request_success", math.nan)
             return SpeculationCounts(engine, drafts, drafted, accepted, requests, _histogram(drafts, by_place))
     by_place = positions.get(f"{TENSORRT}_drafted_tokens", {})
-    if by_place.get(0, 0.0) > 0:
+    if 0 in by_place:
         taken = positions.get(f"{TENSORRT}_accepted_tokens", {})
         requests = totals.get("trtllm_request_success", math.nan)
         histogram = _histogram(by_place[0], {place: taken.get(place, 0.0) for place in by_place})
@@ -162,14 +162,14 @@ def _histogram(drafts: float, accepted: dict[int, float]) -> tuple[float, ...] |
     if not accepted:
         return None
     survival = [drafts, *(accepted[place] for place in sorted(accepted)), 0.0]
-    return tuple(a - b for a, b in itertools.pairwise(survival))
+    return tuple(max(0.0, a - b) for a, b in itertools.pairwise(survival))  # llama.cpp may have rounded the drafts down
 
 
 def _checked(found: SpeculationCounts, page: Path | str) -> SpeculationCounts:
-    """Refuse numbers that no server can have counted; llama.cpp rounds, so its tokens may seem to be a little more than were drafted."""
+    """Refuse numbers that no server can have counted."""
     told = [n for n in (found.drafts, found.accepted, found.drafted, found.requests) if not math.isnan(n)]
     known = not math.isnan(found.drafts + found.accepted)
-    if not known or min(told) < 0 or max(told) > MOST or found.accepted > found.drafted * (1 + 1e-5):
+    if not known or min(told) < 0 or max(told) > MOST or found.accepted > found.drafted:
         raise UserError(
             f"impossible counters: {found.accepted:g} tokens accepted, {found.drafted:g} drafted, in {found.drafts:g} blocks",
             file=page,
