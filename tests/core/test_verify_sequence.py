@@ -158,7 +158,7 @@ def test_distributions_near_a_point_mass_are_verified_to_the_last_digits(
     """Where two distributions differ by 1e-14 or less, so do the probabilities that decide; a sum with 1 would lose most of their digits."""
     generator = torch.Generator().manual_seed(0)
 
-    def models(drafting: str, vocab: int, length: int, drafts: int, seed: int) -> sequences._Models:
+    def models(drafting: str, vocab: int, length: int, drafts: int, *_: int) -> sequences._Models:
         contexts = [c for size in range(length + 1) for c in itertools.product(range(vocab), repeat=size)]
         target, draft = ({c: random_distribution(vocab, generator) for c in contexts} for _ in range(2))
         return sequences._Models(target, [draft] * drafts)

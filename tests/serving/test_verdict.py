@@ -1206,18 +1206,14 @@ def test_a_draft_that_was_given_the_rows_of_its_target_is_served_so(
         assert (served[served.index("--draft") + 1], export) == (str(copy) if copied else draft, [])
 
 
-def test_a_head_of_eagle3_is_served_with_the_folder_of_its_target(tmp_path: Path):
-    found = decide(table(0.8), target="T.gguf")
-    head = tmp_path / "cells/traffic_verdict/prompts.0/draft"
-    write_json(head / "config.json", {"draft_vocab_size": 30, "vocab_size": 40})
-    emit, _ = commands(found, Path("out"), "B", tmp_path)
-    assert f" --target {tmp_path}/main/models/target --draft {head} " in emit
-
-
-def test_a_parallel_draft_is_served_with_the_folder_of_its_target(tmp_path: Path):
+@pytest.mark.parametrize("kind", [{"draft_vocab_size": 30}, {"pard_token": 3}])
+def test_a_draft_that_llama_cpp_does_not_run_is_served_with_the_folder_of_its_target(
+    kind: dict[str, int], tmp_path: Path
+):
+    """A head of EAGLE-3, and a draft that proposes a block in one pass."""
     found = decide(table(0.8), target="T.gguf")
     draft = tmp_path / "cells/traffic_verdict/prompts.0/draft"
-    write_json(draft / "config.json", {"pard_token": 3, "vocab_size": 40})
+    write_json(draft / "config.json", kind | {"vocab_size": 40})
     emit, monitor = commands(found, Path("out"), "B", tmp_path)
     assert f" --target {tmp_path}/main/models/target --draft {draft} " in emit
     assert ":8000/metrics" in monitor
@@ -1663,7 +1659,8 @@ def test_conversations_and_prompts_that_the_target_cannot_read_are_counted(
     assert "2.5 million weights (5.0 MB at two bytes each), the target 25.0 million" in shown
     assert "16 bytes for each weight of the draft (40 MB)" in shown
     held_out = judged[0][judged[0]["split"] == "eval"].drop_duplicates("request_id").sort_values("request_id")
-    assert priced == [("rtx4090-llama-3.1-8b", 20 + 90 / 2, 0.075, False)], "halfway through the held-out answers"
+    kind = {"is_head": False, "parallel": False}
+    assert priced == [("rtx4090-llama-3.1-8b", 20 + 90 / 2, 0.075, kind)], "halfway through the held-out answers"
     logged = len(tokenizer.encode("x " * 500))
     assert held_out["answer_tokens"].tolist()[:4] == [logged, 96, logged, 96], "only answers that were cut"
     (lookup,) = (option for option in found.options if option.name == "lookup")
