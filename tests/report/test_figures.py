@@ -632,7 +632,7 @@ def test_settings_as_text():
         ("smollm2", "beyond_verifiers"),
         ("smollm2", "beyond_suffixes_served"),
         ("smollm2", "beyond_tree_served"),
-        ("smollm2", "beyond_token_rate"),
+        ("laptop", "beyond_token_rate"),
     ],
 )
 def test_no_two_series_of_a_published_figure_share_a_colour(scale, name):
