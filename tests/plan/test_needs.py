@@ -31,6 +31,7 @@ from draftlab.stages.blocks import Settings as Blocks
 from draftlab.stages.latency_cost import Settings as Costs
 from draftlab.stages.latency_null import Settings as Null
 from draftlab.stages.live import Contender
+from draftlab.train.settings import ReplayLog
 from tests.conftest import ROOT
 
 WORKFLOW = Path(plan.WORKFLOW)
@@ -286,6 +287,19 @@ def test_a_draft_that_proposes_a_block_in_one_pass_learns_each_token_of_it(exper
     settings = settings_of(planned, experiment)[-1].model_copy(update={"sample_source": "teacher"})
     alone, parallel = (peak_of(planned, settings, parallel=is_parallel) for is_parallel in (False, True))
     assert parallel == getattr(settings, places) * alone
+
+
+def test_a_draft_with_a_mask_learns_each_token_of_a_block_of_a_log() -> None:
+    """The verdict, unlike the other experiments, does not ask whether it proposes a block in one pass."""
+    planned = run(experiments="osd_online")
+    settings = ReplayLog(dataset="gsm8k", batch=8, learning_rate=1e-3, update_interval=8, draft_lens=[4], draft_len=4)
+    pair = planned.settings.pairs[settings.pair]
+    draft = needs.model_of(pair, "draft")
+    assert draft is not None
+    alone, parallel = (
+        needs._learning(pair, settings, draft.model_copy(update={"parallel": mask})) or 0 for mask in (False, True)
+    )
+    assert parallel == 4 * alone > 0
 
 
 def test_a_draft_that_serves_live_decodes_with_the_target() -> None:

@@ -236,6 +236,16 @@ def test_load_writes_a_table_a_summary_and_a_figure(tmp_path: Path) -> None:
     assert (tmp_path / "out.csv").read_bytes() == first
 
 
+def test_a_parallel_draft_is_simulated_and_said_to_be_one(tmp_path: Path) -> None:
+    """One step for a block, where the usual draft takes one for each token."""
+    one_by_one, at_once = (
+        load.run(settings(rates=(1.0,), draft_lens=(4,), parallel=parallel), tmp_path / "out", lambda _: None)
+        for parallel in (False, True)
+    )
+    assert [found["parallel"] for found in (one_by_one, at_once)] == [False, True]
+    assert at_once["best_by_rate"][0]["speedup"] > one_by_one["best_by_rate"][0]["speedup"] > 1
+
+
 def test_the_name_of_a_profile_is_text_in_the_figure(tmp_path: Path) -> None:
     named = profiles.load("h100-llama-2-7b").model_copy(update={"name": r"$\frac$"})
     profiles.save(named, tmp_path / "named.yaml")

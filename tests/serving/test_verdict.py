@@ -515,8 +515,8 @@ def test_a_load_that_the_server_cannot_take_without_a_draft_is_said(tmp_path: Pa
         "Yes: under a load of 1000/s, more than the server takes without a draft, the draft"
     )
     assert all(part.endswith(" (overloaded without a draft)") for part in verdict.lines(over)[3].split("; "))
-    assert "<td>1000 (overloaded without a draft)</td>" in page(over, tmp_path, "", tmp_path)
-    assert "overloaded" not in page(found, tmp_path, "", tmp_path)
+    assert "<td>1000 (overloaded without a draft)</td>" in page(over)
+    assert "overloaded" not in page(found)
 
 
 def test_lookup_that_finds_nothing_costs_a_plain_step_under_load_too(monkeypatch: pytest.MonkeyPatch):
@@ -672,7 +672,7 @@ def test_requests_larger_than_the_cache_are_counted_and_said(tmp_path: Path, tra
     found = decide(rows, small, rate=2.0, trace=arrivals)
     assert all(at.left_out == {TOO_LARGE: 3} for at in found.load["distilled"])
     assert verdict.lines(found)[3].endswith(f"; left out: 3 {TOO_LARGE}")
-    assert f"Left out: 3 {TOO_LARGE}." in page(found, tmp_path, "D", tmp_path)
+    assert f"Left out: 3 {TOO_LARGE}." in page(found)
     assert "left out" not in verdict.lines(decide(rows, rate=2.0, trace=arrivals))[3]
 
 
@@ -721,7 +721,7 @@ def test_a_load_has_an_answer_of_its_own(tmp_path: Path):
         assert first.endswith("times as fast, one request at a time")
         assert measured.startswith("One request at a time, 60 held-out requests; costs ")
         assert rates.startswith("Fastest under load: ")
-        assert under in page(found, tmp_path, "", tmp_path)
+        assert under in page(found)
         seen[found.load_verdict] = under
     assert seen["yes"].startswith("Yes: under a load of 0.1/s the draft distilled on this traffic makes requests 1.")
     too_much = "under a load of 50/s, more than the server takes without a draft, requests"
@@ -813,7 +813,7 @@ def test_payback_is_not_known_on_another_machine_or_from_few_requests(tmp_path: 
         found = decide(rows, costs)
         assert found.options[-1].update_seconds == 30
         assert found.options[-1].payback_requests is None
-        text = html.unescape(page(found, tmp_path, "", tmp_path))
+        text = html.unescape(page(found))
         assert f"<td>30 s</td>\n<td>{why}" in text
     assert decide(many).options[-1].payback_unknown == ""
 
@@ -822,7 +822,7 @@ def test_an_update_is_paid_back_after_a_whole_number_of_requests(tmp_path: Path)
     found = decide(table(0.8))
     for requests, said in ((0.2, "1 request</td>"), (41.2, "42 requests</td>")):
         options = [found.options[0].model_copy(update={"payback_requests": requests})]
-        assert f"<td>{said}" in page(found.model_copy(update={"options": options}), tmp_path, "", tmp_path)
+        assert f"<td>{said}" in page(found.model_copy(update={"options": options}))
 
 
 def test_an_update_says_what_it_stores_and_sends(tmp_path: Path):
@@ -830,7 +830,7 @@ def test_an_update_says_what_it_stores_and_sends(tmp_path: Path):
     found = decide(pd.concat([table(0.8), table(0.7, option="kept_learning")]))
     assert [option.recorded_bytes for option in found.options] == [4_000_000] * 2
     assert [option.sent_bytes for option in found.options] == [2_000_000, 18_000_000]
-    text = page(found, tmp_path, "", tmp_path)
+    text = page(found)
     assert "4.0 MB of the target's recorded distributions" in text
     assert "2.0 MB for the draft distilled on this traffic, 18.0 MB for the draft that keeps learning on it (" in text
 
@@ -854,7 +854,7 @@ def test_a_learning_curve_says_what_twice_the_requests_would_add(tmp_path: Path)
     said = (
         f"on the first 0, 50, 100, 400 requests, the draft has an acceptance of 0.20, 0.40, 0.50, {now:.2f}. Twice the"
     )
-    text = page(found, tmp_path, "", tmp_path)
+    text = page(found)
     assert f"{said} requests would add about {adds.show()}." in text
 
 
@@ -946,9 +946,9 @@ def test_the_page_says_what_a_step_takes_and_what_its_intervals_cover(tmp_path: 
         ),
     ):
         found = decide(table(0.8), costs)
-        text = page(found, tmp_path, "", tmp_path)
+        text = page(found)
         assert (
-            f"A target step takes {found.step_seconds * 1e3:.3g} ms, a draft step {found.cost_ratio[8]:.3f} of that"
+            f"A target step takes {found.step_seconds * 1e3:.3g} ms, drafting a token {found.cost_ratio[8]:.3f} of that"
             in text
         )
         assert f"they cover the variation between {covers}" in text
@@ -958,8 +958,8 @@ def test_the_page_says_what_the_monitor_expects(tmp_path: Path):
     found = decide(table(0.8))
     assert found.monitor
     expected = f"production with {found.monitor.acceptance_length.show()} tokens per step"
-    assert expected in page(found, tmp_path, "", tmp_path)
-    assert "production with" not in page(decide(table(0.1)), tmp_path, "", tmp_path)
+    assert expected in page(found)
+    assert "production with" not in page(decide(table(0.1)))
 
 
 def test_a_card_names_the_machine_of_the_costs():
@@ -1115,7 +1115,7 @@ def test_a_draft_that_pays_while_it_is_sure_is_named_with_its_threshold(tmp_path
     (tmp_path / "verdict.json").write_text(found.model_dump_json())
     promise = read_promise(tmp_path / "verdict.json")
     assert (promise.option, promise.threshold) == ("distilled_confident", 0.45)
-    text = page(found, tmp_path, "D", tmp_path)
+    text = page(found.model_copy(update={"commands": commands(found, tmp_path, "D", tmp_path)}))
     assert "--confidence 0.45" in text
     assert "at most, confidence 0.45" in text
     two = pd.concat([rows, table(0.5, option="distilled_confident", threshold=0.3)])
@@ -1129,7 +1129,7 @@ def test_a_draft_that_pays_while_it_is_sure_is_named_with_its_threshold(tmp_path
 def test_the_page_says_what_the_json_says_and_asks_nobody(tmp_path: Path):
     rows = pd.concat([table(0.3, option="as_it_comes"), table(0.8, spread=0.1)])
     found = decide(rows, rate=2.0).model_copy(update={"log": "<b>log</b>.jsonl", "target": "my target"})
-    text = page(found, tmp_path, "D", tmp_path)
+    text = page(found.model_copy(update={"commands": commands(found, tmp_path, "D", tmp_path)}))
     assert found.sentence in text
     assert "<b>log" not in text
     assert "draftlab emit --draft-len" in text
@@ -1151,7 +1151,7 @@ def test_a_forecast_says_no_more_than_it_reaches(tmp_path: Path, enough: int | N
     alpha = Range(estimate=0.8, low=0.7, high=0.9)
     forecast = Forecast(seen=100, after=dict.fromkeys((200, 500, 1000), alpha), enough=enough)
     options = [found.options[0].model_copy(update={"forecast": forecast})]
-    text = page(found.model_copy(update={"options": options}), tmp_path, "", tmp_path)
+    text = page(found.model_copy(update={"options": options}))
     assert said in text
     assert text.count("gain .01") + text.count("less than .01") == 1
 
@@ -1627,6 +1627,7 @@ def test_conversations_and_prompts_that_the_target_cannot_read_are_counted(
     tokenizer = train_tokenizer(["x y"])
     tokenizer.save(tmp_path / "main/models/target")
     write_json(tmp_path / "main/models/target/config.json", {"eos_token_id": 0})
+    write_json(tmp_path / "main/models/draft/config.json", {"pard_token": 3, "vocab_size": 40})
     judged, decide = [], verdict.decide
     monkeypatch.setattr(
         verdict, "decide", lambda rows, *more, **said: judged.append(rows) or decide(rows, *more, **said)
@@ -1655,11 +1656,11 @@ def test_conversations_and_prompts_that_the_target_cannot_read_are_counted(
     assert found.log_sha256 == hashlib.sha256(b"a log").hexdigest()
     assert [(o.recorded_bytes, o.sent_bytes) for o in found.options if o.name == "distilled"] == [(5, 5)]
     assert (found.requests, found.conversations) == (60, 30)
-    shown = page(found, tmp_path, "models/D", tmp_path)
+    shown = page(found)
     assert "2.5 million weights (5.0 MB at two bytes each), the target 25.0 million" in shown
     assert "16 bytes for each weight of the draft (40 MB)" in shown
     held_out = judged[0][judged[0]["split"] == "eval"].drop_duplicates("request_id").sort_values("request_id")
-    kind = {"is_head": False, "parallel": False}
+    kind = {"is_head": False, "parallel": True}
     assert priced == [("rtx4090-llama-3.1-8b", 20 + 90 / 2, 0.075, kind)], "halfway through the held-out answers"
     logged = len(tokenizer.encode("x " * 500))
     assert held_out["answer_tokens"].tolist()[:4] == [logged, 96, logged, 96], "only answers that were cut"

@@ -21,7 +21,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     file = tmp_path_factory.mktemp("verdict") / "verdict.html"
     rows = pd.concat([curve_table(), table(0.5, option="lookup_first")])
     found = decide(rows, from_probes(probes(), 100), FACTS | {"learnt": CURVE}, rate=2.0)
-    file.write_text(page(found, file.parent, "D", file.parent))
+    file.write_text(page(found))
     with opened(file) as chrome:
         yield chrome
 

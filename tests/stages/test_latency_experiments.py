@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -23,7 +24,7 @@ from draftlab.core import theory
 from draftlab.core.sampling_numpy import Sampling
 from draftlab.engine.answers import Answer
 from draftlab.errors import UserError
-from draftlab.files.json_files import write_jsonl
+from draftlab.files.json_files import read_object, write_json, write_jsonl
 from draftlab.latency.comparison import compare
 from draftlab.latency.controlled import decode_scheduled, plain_steps
 from draftlab.latency.cost import SETTLED, around_calls, calibrate, cost_model
@@ -292,6 +293,22 @@ def test_cost_experiment_in_llama_cpp(models: dict[str, Path]) -> None:
     assert run["target"]["sequences"] == 3
     with pytest.raises(ValidationError, match="greater than or equal to 2"):
         latency_cost.Settings(context=[8], batch=[1], verified=[1, 2], blocks=2)
+
+
+def test_a_draft_with_a_mask_is_timed_as_it_proposes(
+    models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one call of a block: four tokens, or five if it has to catch up."""
+    shutil.copytree(models["draft"], tmp_path / "draft")
+    config = read_object(tmp_path / "draft/config.json") | {"pard_token": 3}
+    write_json(tmp_path / "draft/config.json", config)
+    read, probe = list[int](), LlamaCpp.probe
+    monkeypatch.setattr(LlamaCpp, "probe", lambda self, tokens: read.append(tokens) or probe(self, tokens))
+    settings = latency_cost.Settings(context=[8], batch=[1], verified=[5], blocks=1)
+    for draft, sizes in ((models["draft"], {1, 2, 5}), (tmp_path / "draft", {1, 4, 5})):
+        read.clear()
+        latency_cost.run(settings, TargetAndDraft(target=models["target"], draft=draft), BENCH)
+        assert set(read) == sizes
 
 
 def test_probes_leave_no_trace(gguf: Path) -> None:

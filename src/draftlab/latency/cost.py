@@ -89,14 +89,14 @@ def _block_seconds(
     target: LatencyBackend, draft: LatencyBackend, verify: int, batch: int, parallel: bool
 ) -> dict[str, float]:
     """The times of ``calibrate`` for blocks of ``verify - 1`` draft steps and a verification."""
-
     steps = verify - 1
 
     def per_step(first: int) -> tuple[float, float]:
         """Seconds of a draft step in blocks whose first call reads ``first`` tokens of the text, and of the verification."""
-        calls = [(draft, first, 1), (draft, 1, steps - 1)] if first > 1 else [(draft, 1, steps)]
         if parallel:
             calls = [(draft, first + steps - 1, 1)]
+        else:
+            calls = [(draft, 1, steps)] if first == 1 else [(draft, first, 1), (draft, 1, steps - 1)]
         *drafts, verifies = _in_a_row(*calls, (target, verify, 1))
         return sum(each * repeats for each, (*_, repeats) in zip(drafts, calls, strict=True)) / steps, verifies
 

@@ -12,6 +12,7 @@ import yaml
 
 from draftlab import __version__
 from draftlab.core.stats import ENOUGH
+from draftlab.errors import UserError
 from draftlab.files.atomic import write_text
 from draftlab.models.config import drafts_in_parallel, is_head_folder
 from draftlab.serving import engines
@@ -85,12 +86,13 @@ def text(
     if not eagle3:
         lines += ["", WIDEN if parallel else WIDEN + EXPORT]
     for engine, name in ENGINES.items():
-        if (eagle3 and name not in engines.READ_STATES) or (parallel and name not in engines.IN_PARALLEL):
-            continue
         able = [option for option in options if engine == "llama.cpp" or option.name in ("distilled", "kept_learning")]
         served = max(able, key=lambda option: option.speedup.estimate)
         pair = replace(_pair(judged, served, engine), eagle3=eagle3, parallel=parallel)
-        settings = engines.EMITTERS[name](pair)
+        try:
+            settings = engines.settings_for(name, pair)
+        except UserError:  # it cannot serve such a draft
+            continue
         lines += ["", f"{engine} ({NAMES[served.name]}; {settings.version}):", "", "```", settings.command, "```"]
     return "\n".join([*lines, "", f"Written by draftlab {__version__}.", ""])
 

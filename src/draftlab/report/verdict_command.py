@@ -54,7 +54,7 @@ def run(settings: VerdictSettings, out: Path | None) -> list[tuple[Path, Verdict
             results = run_workflow(settings, draft, name, out or Path())
             judged = judge_run(results, settings, draft, left_out, rate, trace)
             judged = judged.model_copy(update={"commands": commands(judged, folder, draft, results)})
-            shown = page(judged, folder, draft, results)  # before anything is written: both files are of one verdict
+            shown = page(judged)  # before anything is written: both files are of one verdict
             write_text(folder / "verdict.json", judged.model_dump_json(indent=1) + "\n")
             write_text(folder / "verdict.html", shown)
             card.write(judged, draft, replayed(results, settings.temperature))

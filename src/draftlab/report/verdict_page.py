@@ -39,8 +39,8 @@ LABELS = {
 """What the axes of each figure show: across, and up."""
 
 
-def page(judged: Verdict, folder: Path, draft: str, results: Path) -> str:
-    """Render the verdict on a ``draft``, from the run in ``results``, as one self-contained HTML page."""
+def page(judged: Verdict) -> str:
+    """Render a verdict as one self-contained HTML page."""
     has = {"load": bool(judged.load), "learning": any(option.learning for option in judged.options)}
     figures = [
         (data_uri("svg+xml", draw(judged, part)), caption) for part, caption in FIGURES.items() if has.get(part, True)
@@ -51,14 +51,13 @@ def page(judged: Verdict, folder: Path, draft: str, results: Path) -> str:
         names=NAMES,
         enough=ENOUGH,
         figures=figures,
-        commands=commands(judged, folder, draft, results),
         version=__version__,
         per_second=per_second,
     )
 
 
 def commands(judged: Verdict, folder: Path, draft: str, results: Path) -> list[str]:
-    """The commands to run next: write the engine's settings, then monitor whether production reaches the predicted speed-up.
+    """What to run after the verdict on a ``draft``, from the run in ``results``: write the engine's settings, then monitor whether production reaches the predicted speed-up.
 
     Engines need the draft of the best option, with its whole vocabulary.
     """

@@ -18,16 +18,7 @@ from draftlab.files.json_files import read_object
 from draftlab.models.config import drafts_in_parallel, is_head_folder
 from draftlab.serving import records
 from draftlab.serving.acceptance import from_alpha
-from draftlab.serving.engines import (
-    EMITTERS,
-    ENDS_EARLY,
-    IN_PARALLEL,
-    LOOKS_UP,
-    READ_STATES,
-    Deployment,
-    EngineFile,
-    merged,
-)
+from draftlab.serving.engines import EMITTERS, Deployment, EngineFile, merged, settings_for
 from draftlab.serving.profiles import MOST
 
 
@@ -108,8 +99,7 @@ def write(pair: Deployment, engines: Sequence[str], out: Path) -> list[EngineFil
     written = []
     for name in engines or EMITTERS:
         try:
-            _check(name, pair)
-            written.append(EMITTERS[name](pair))
+            written.append(settings_for(name, pair))
         except UserError as error:
             if engines:
                 raise
@@ -126,26 +116,6 @@ def write(pair: Deployment, engines: Sequence[str], out: Path) -> list[EngineFil
             (folder / emitted.file).write_text(emitted.text, encoding="utf-8")
         (folder / README).write_text("\n".join(sections), encoding="utf-8")
     return written
-
-
-def _check(engine: str, pair: Deployment) -> None:
-    """Refuse an engine that does not exist, or that cannot use this pair in this way."""
-    if engine not in EMITTERS:
-        raise UserError(f"no engine {engine!r}", remedy=f"give one of {', '.join(EMITTERS)}")
-    if pair.confidence and engine not in ENDS_EARLY:
-        remedy = f"leave out --confidence, or name {' or '.join(sorted(ENDS_EARLY))}"
-        raise UserError(f"blocks of {engine} do not end early", remedy=remedy)
-    if pair.lookup and engine not in LOOKS_UP:
-        remedy = f"leave out --lookup, or name {' or '.join(sorted(LOOKS_UP))}"
-        raise UserError(f"{engine} drafts in one way alone", remedy=remedy)
-    if pair.parallel and engine not in IN_PARALLEL:
-        what = f"{engine} drafts token after token, and this draft proposes a block in one pass"
-        raise UserError(what, remedy="name vllm")
-    if engine.startswith("tensorrt") and (pair.target.endswith(".gguf") or pair.draft.endswith(".gguf")):
-        raise UserError(f"{engine} does not read a GGUF file", remedy="give model folders, or hub ids")
-    if pair.eagle3 and engine not in READ_STATES:
-        what = f"no settings of a head of EAGLE-3 are written for {engine}"
-        raise UserError(what, remedy=f"name {', '.join(sorted(READ_STATES))}")
 
 
 def emit(

@@ -404,3 +404,24 @@ IN_PARALLEL = frozenset({"vllm", "vllm-synthetic", "tensorrt-llm-lower", "tensor
 """Engines whose draft can propose a block in one pass, and a file that no engine reads."""
 READ_STATES = frozenset({"vllm", "vllm-synthetic", "sglang", "sglang-adaptive"})
 """Engines for which settings of a head of EAGLE-3 are written."""
+
+
+def settings_for(engine: str, pair: Deployment) -> EngineFile:
+    """The file for an engine; a ``UserError`` if there is no such engine, or if it cannot use this pair in this way."""
+    if engine not in EMITTERS:
+        raise UserError(f"no engine {engine!r}", remedy=f"give one of {', '.join(EMITTERS)}")
+    if pair.confidence and engine not in ENDS_EARLY:
+        remedy = f"leave out --confidence, or name {' or '.join(sorted(ENDS_EARLY))}"
+        raise UserError(f"blocks of {engine} do not end early", remedy=remedy)
+    if pair.lookup and engine not in LOOKS_UP:
+        remedy = f"leave out --lookup, or name {' or '.join(sorted(LOOKS_UP))}"
+        raise UserError(f"{engine} drafts in one way alone", remedy=remedy)
+    if pair.parallel and engine not in IN_PARALLEL:
+        what = f"{engine} drafts token after token, and this draft proposes a block in one pass"
+        raise UserError(what, remedy="name vllm")
+    if engine.startswith("tensorrt") and (pair.target.endswith(".gguf") or pair.draft.endswith(".gguf")):
+        raise UserError(f"{engine} does not read a GGUF file", remedy="give model folders, or hub ids")
+    if pair.eagle3 and engine not in READ_STATES:
+        what = f"no settings of a head of EAGLE-3 are written for {engine}"
+        raise UserError(what, remedy=f"name {', '.join(sorted(READ_STATES))}")
+    return EMITTERS[engine](pair)

@@ -179,6 +179,7 @@ def run(settings: LoadSettings, out: Path, progress: Callable[[str], None]) -> d
         "capacity": most,
         "alpha": settings.alpha,
         "draft_ratio": _draft_ratio(profile),
+        "parallel": profile.parallel,
         "acceptance_length_4": acceptance.length(4),
         "acceptance_recorded": acceptance.recorded,
         "goal": {"first": goal.first, "per_token": goal.per_token},

@@ -182,7 +182,7 @@ def load(name: str | Path) -> Profile:
 
 def save(profile: Profile, out: Path) -> None:
     """Write a profile as YAML, times rounded to a tenth of a microsecond."""
-    unsaid = None if profile.parallel else {"parallel"}
+    unsaid = None if profile.parallel else {"parallel"}  # few drafts are
     values = _each_float(profile.model_dump(exclude_none=True, exclude=unsaid), lambda value: float(f"{value:.6g}"))
     write_text(out, yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=10_000))
 
