@@ -3,8 +3,8 @@
 A draft proposes tokens, the target reads them all in one forward pass, and a verifier accepts the first few and adds one token. The text
 follows the target's distribution exactly; at temperature 0 it is the target's greedy text.
 
-A ``DecodingPair`` implements the four verbs. Those in this folder decode batches in torch: ``BatchedPair``, ``ParallelPair``, ``MedusaPair`` and
-``EaglePair``. Those in ``latency`` decode one request on an engine: ``RequestPair``, ``SuffixPair`` and ``TreePair``, and ``ScheduledPair`` at an
+A ``DecodingPair`` implements the four verbs. Those in this folder decode batches in torch: ``BatchedPair``, ``ParallelPair``, ``MedusaPair``,
+``EaglePair`` and ``DFlashPair``. Those in ``latency`` decode one request on an engine: ``RequestPair``, ``SuffixPair`` and ``TreePair``, and ``ScheduledPair`` at an
 acceptance that is set. The loop yields a ``Step`` for each block; traces, observers and clocks wrap the loop.
 """
 

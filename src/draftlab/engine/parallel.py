@@ -66,7 +66,11 @@ def read_block(
 
 def propose_at_once(drafter: LlamaDecoder, states: Float[Tensor, "batch length width"], policy: Policy) -> Proposal:
     """A sequence whose tokens are chosen each for itself, from the state that predicts it."""
-    logits = drafter.project(states.flatten(0, 1)).view(*states.shape[:2], -1)
+    return choose_at_once(drafter.project(states.flatten(0, 1)).view(*states.shape[:2], -1), policy)
+
+
+def choose_at_once(logits: Float[Tensor, "batch length vocab"], policy: Policy) -> Proposal:
+    """A sequence whose tokens are chosen each for itself."""
     if policy.is_greedy:
         return Proposal(most_probable(logits)[:, None], None)
     assert policy.generator is not None

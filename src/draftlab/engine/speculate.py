@@ -19,6 +19,7 @@ from draftlab.core.verify.single import single
 from draftlab.core.verify.token import TokenVerifier
 from draftlab.core.verify.tree import TreeVerifier
 from draftlab.engine.batched import BatchedPair
+from draftlab.engine.dflash import DFlashPair
 from draftlab.engine.eagle import EaglePair
 from draftlab.engine.generate import batches, check_requests
 from draftlab.engine.loop import Step, Timed, steps
@@ -28,6 +29,7 @@ from draftlab.engine.policy import Policy, make_policy
 from draftlab.errors import UserError
 from draftlab.models import Decoder, LanguageModel, TokenIds
 from draftlab.models.clock import clock_of
+from draftlab.models.dflash import DFlash
 from draftlab.models.eagle import Eagle
 from draftlab.models.eagle3 import Eagle3
 from draftlab.models.llama_decoder import LlamaDecoder
@@ -117,8 +119,8 @@ def speculate(
     An answer ends with its first end-of-text token, or after exactly ``max_new_tokens``.
 
     **Arguments:**
-    - `draft`: one model, or one for each drafted sequence. `Medusa` heads guess a tree of their own; an `Eagle`, an `Eagle3` or a
-      `ParallelDraft` drafts one sequence.
+    - `draft`: one model, or one for each drafted sequence. `Medusa` heads guess a tree of their own; an `Eagle`, an `Eagle3`, a
+      `DFlash` or a `ParallelDraft` drafts one sequence.
     - `draft_len`, `num_drafts`: the tokens of a drafted sequence, and the sequences of a block; of a tree, its depth and its leaves.
     - `verifier`: a value of `core.verify.VERIFIERS`. The siblings of `Medusa` heads are distinct, as `rrs` and `greedy` expect.
     - `tail`: verifies the rest of a sequence once it is the only one left.
@@ -180,16 +182,18 @@ def _open_pair(
     draft_len: int,
     max_new_tokens: int,
     policy: Policy,
-) -> BatchedPair | MedusaPair | EaglePair:
+) -> BatchedPair | MedusaPair | EaglePair | DFlashPair:
     """The pair of the loop for this kind of draft, whose caches hold the prompts."""
     match drafts[0]:
         case Medusa() as heads:
             assert isinstance(decoder, LlamaDecoder)
             return MedusaPair(heads, decoder, prompts, max_new_tokens, policy)
-        case Eagle() | Eagle3() as draft:
+        case Eagle() | Eagle3() | DFlash() as draft:
             if not isinstance(decoder, LlamaDecoder):
-                what = "a head of EAGLE-3 drafts live only for models of the Llama family"
+                what = "a head of EAGLE-3 or DFlash drafts live only for models of the Llama family"
                 raise UserError(what, remedy="replay it on recorded answers: live: false")
+            if isinstance(draft, DFlash):
+                return DFlashPair(draft, decoder, prompts, draft_len, max_new_tokens, policy)
             return EaglePair(draft, decoder, prompts, draft_len, max_new_tokens, policy)
         case ParallelDraft() as draft:
             return ParallelPair(draft, decoder, prompts, draft_len, max_new_tokens, policy)

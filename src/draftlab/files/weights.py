@@ -15,7 +15,7 @@ from draftlab.files.json_files import read_object
 from draftlab.files.seals import sealed_digest, verify
 
 HEAD, EMBEDDING, EXPERT, FUSION = "lm_head.weight", "embed_tokens.weight", ".experts.", "fc.weight"
-"""The names of a head, the end of an embedding's, a part of an expert's, and that of the first product of a head of EAGLE-3."""
+"""The names of a head, the end of an embedding's, a part of an expert's, and that of the first product of a released head (EAGLE-3, DFlash)."""
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """Under which names config.json has the number of experts in a layer."""
 POINTER = b"version https://git-lfs"
@@ -56,11 +56,16 @@ def parameter_count(folder: Path) -> int:
 
 
 def active_parameter_count(folder: Path) -> int:
-    """The number of weights that one token reads: of the experts in a mixture, the share that a token uses, and no embedding that is not the head."""
+    """The number of weights that one token reads: of the experts in a mixture, the share that a token uses, and no embedding that is not the head.
+
+    A released head without weights of its own for the vocabulary, such as DFlash's, reads those of its target.
+    """
     config, sizes = _config(folder), _sizes(folder)
     config = config.get("text_config") or config
     used, experts = config.get("num_experts_per_tok"), next(filter(None, map(config.get, EXPERTS)), None)
     share = used / experts if used and experts else 1.0
+    if FUSION in sizes and HEAD not in sizes:
+        sizes[HEAD] = config["vocab_size"] * config["hidden_size"]
     looked_up = EMBEDDING if HEAD in sizes else ()
     read = (size * (share if EXPERT in name else 1) for name, size in sizes.items() if not name.endswith(looked_up))
     return round(sum(read))
@@ -88,7 +93,7 @@ def _sizes(folder: Path) -> dict[str, int]:
             raise UserError(f"damaged weights: {error}", file=path, remedy="fetch or make the model again") from None
     config = _config(folder)
     is_tied = config.get("tie_word_embeddings") is True and config.get("model_type") != "t5"
-    if is_tied and FUSION not in sizes:  # a head of EAGLE-3 may say so too, but has none of its own
+    if is_tied and FUSION not in sizes:  # a released head may say so too, but has none of its own
         sizes.pop(HEAD, None)
     return sizes
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 from draftlab.core.settings import Dtype
 from draftlab.errors import UserError
 from draftlab.files.weights import check_sizes, is_gguf
-from draftlab.models.config import is_head, is_llama, read_config
+from draftlab.models.config import is_dflash, is_head, is_llama, read_config
 from draftlab.models.tokenizer import Tokenizer, check_same_tokenizer, load_tokenizer
 from draftlab.models.vocabulary_rows import rows_of
 
@@ -128,7 +128,7 @@ def load_model(folder: Path | str, dtype: Dtype = "float32", device: str = "cpu"
     """
     import torch
 
-    from draftlab.models import eagle3, gguf_import, hf, llama
+    from draftlab.models import dflash, eagle3, gguf_import, hf, llama
     from draftlab.models.products import number_type
 
     if device.startswith("cuda"):
@@ -139,7 +139,8 @@ def load_model(folder: Path | str, dtype: Dtype = "float32", device: str = "cpu"
     if is_gguf(folder):
         return gguf_import.read_model(folder).to(torch.device(device), getattr(torch, dtype))
     config = read_config(folder)
-    loader = eagle3.load if is_head(config) else llama.load if is_llama(config) else hf.load
+    of_head = dflash.load if is_dflash(config) else eagle3.load
+    loader = of_head if is_head(config) else llama.load if is_llama(config) else hf.load
     return loader(folder, getattr(torch, dtype), torch.device(device))
 
 

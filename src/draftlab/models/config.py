@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -32,8 +33,10 @@ LLAMAS = {
 """The decoders that the project's Llama can be, by the ``model_type`` in config.json, and transformers' class of each."""
 HEADS = "heads.safetensors"
 """The weights of a draft on its target's states, which only a run that has the target can open."""
-HEAD_ALONE = "it is a head of EAGLE-3, which reads its target's states"
-ONLY_DISTIL = "run only experiments that distil it: docs/own.md, a released head of EAGLE-3"
+HEAD_ALONE = "it is a head of EAGLE-3 or DFlash, which reads its target's states"
+ONLY_DISTIL = "run only experiments that distil it: docs/own.md, a released head"
+DFLASH_BLOCK = 16
+"""The tokens of a block of DFlash where config.json does not say it; the known token is one of them."""
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 """The key for the layers of the target whose states a head of EAGLE-3 reads."""
 LLAMA_3_ROPE = tuple(field.name for field in dataclasses.fields(RopeScaling))
@@ -212,30 +215,46 @@ def rope_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def is_head(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json is that of a head of EAGLE-3, or of another draft that reads its target's states."""
+    """Whether a config.json is that of a head of EAGLE-3 or DFlash, or of another draft that reads its target's states."""
     stated = any(name in config for name in ("draft_vocab_size", "speculators_model_type"))
-    return stated or any("Eagle3" in name for name in config.get("architectures") or ())
+    return stated or is_dflash(config) or any("Eagle3" in name for name in config.get("architectures") or ())
+
+
+def is_dflash(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json is that of a head of DFlash."""
+    named = any("DFlash" in name for name in config.get("architectures") or ())
+    return named or config.get("speculators_model_type") == "dflash"
 
 
 def is_head_folder(model: Path | str) -> bool:
-    """Whether a model is the folder of a head of EAGLE-3; False for one on the hub, which is not known yet."""
+    """Whether a model is the folder of a head of EAGLE-3 or DFlash; False for one on the hub, which is not known yet."""
     return (Path(model) / "config.json").is_file() and is_head(read_config(model))
 
 
 def mask_token_of(config: Mapping[str, Any]) -> int | None:
-    """What a draft that proposes a block in one pass reads for a token that is not known yet (PARD, P-EAGLE); None: it drafts token after token.
+    """What a draft that proposes a block in one pass reads for a token that is not known yet (PARD, P-EAGLE, DFlash); None: it drafts token after
+    token.
 
-    PARD and vLLM name it ``pard_token``, P-EAGLE's authors ``ptd_token_id``. In heads of the speculators library and of NeMo it is
+    PARD and vLLM name it ``pard_token``, P-EAGLE's authors ``ptd_token_id``. In heads of DFlash, of the speculators library and of NeMo it is
     ``mask_token_id``, which other models have for other purposes.
     """
-    is_at_once = config.get("speculators_model_type") == "peagle" or config.get("parallel_drafting")
+    is_of_dflash = is_dflash(config)
+    is_at_once = is_of_dflash or config.get("speculators_model_type") == "peagle" or config.get("parallel_drafting")
     names = ("pard_token", "ptd_token_id", *["mask_token_id"] * bool(is_at_once))
-    return next((config[name] for name in names if config.get(name) is not None), None)
+    stated = {**config, **(config.get("dflash_config") or {})} if is_of_dflash else config
+    return next((stated[name] for name in names if stated.get(name) is not None), None)
 
 
 def drafts_in_parallel(model: Path | str) -> bool:
     """Whether a model is the folder of a draft that proposes a block in one pass; False for one on the hub, which is not known yet."""
     return (Path(model) / "config.json").is_file() and mask_token_of(read_config(model)) is not None
+
+
+def longest_draft(model: Path | str) -> float:
+    """The most tokens that the draft in a folder proposes at once: a head of DFlash fills in one block. Infinite for others."""
+    config = read_config(model)
+    block = (config.get("dflash_config") or {}).get("block_size", config.get("block_size"))
+    return (block or DFLASH_BLOCK) - 1 if is_dflash(config) else math.inf
 
 
 def hides_layers(config: Mapping[str, Any]) -> bool:

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from draftlab.errors import UserError
 from draftlab.models import LanguageModel, TokenIds
 from draftlab.models.batching import pad_requests
+from draftlab.models.dflash import DFlash, DFlashHead
 from draftlab.models.eagle3 import Eagle3, Eagle3Head
 from draftlab.models.llama import Llama
 from draftlab.models.llama_decoder import LlamaCache
@@ -87,6 +88,9 @@ class Eagle(ByPlace, OnTarget[Llama]):
 
 def of_blocks(draft: LanguageModel, target: LanguageModel | None, depth: int, *, parallel: bool) -> LanguageModel:
     """The draft on the states of a ``target``, if there is one; one that proposes a block in one pass, if it is ``parallel``."""
+    if isinstance(draft, DFlashHead):
+        assert target is not None, "a head is always on a target"
+        return DFlash(draft, target, depth)
     if isinstance(draft, Eagle3Head):
         assert target is not None, "a head is always on a target"
         if parallel and draft.form.mask is None:

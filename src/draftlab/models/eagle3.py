@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -33,15 +33,14 @@ from draftlab.files.json_files import read_object
 from draftlab.files.seals import seal
 from draftlab.models import LanguageModel, TokenIds
 from draftlab.models.batching import pad_requests
-from draftlab.models.config import HEAD_ALONE, LAYER_IDS, ONLY_DISTIL, hides_layers, read_config
-from draftlab.models.eagle3_files import MASK_STATE, Form, from_released, no_mask, read_form, to_released
+from draftlab.models.config import LAYER_IDS, hides_layers, read_config
+from draftlab.models.eagle3_files import MASK_STATE, Form, no_mask, read_form
 from draftlab.models.llama import Llama, llama_config
 from draftlab.models.llama_decoder import LlamaCache
-from draftlab.models.llama_files import from_hub
-from draftlab.models.on_target import OnTarget, ReadableTarget, as_readable
 from draftlab.models.parallel_draft import masked
-from draftlab.models.places import ByPlace, checked_depth, logits_by_place
+from draftlab.models.places import logits_by_place
 from draftlab.models.products import linear
+from draftlab.models.released_heads import HeadOnTarget, ReleasedHead, load_draft
 from draftlab.models.weights import fitting, read_weights, write_model
 
 
@@ -68,8 +67,10 @@ class Fusion(nn.Module):
         return linear(states, self.fc.weight)
 
 
-class Eagle3Head(nn.Module):
-    """The weights of a head, and its config.json. What a language model can do alone is a ``UserError``."""
+class Eagle3Head(ReleasedHead):
+    """The weights of a head of EAGLE-3; ``mask_state`` is what one that proposes a block in one pass reads in place of the target's states."""
+
+    fusion: Fusion
 
     def __init__(
         self,
@@ -80,59 +81,22 @@ class Eagle3Head(nn.Module):
         config: dict[str, Any],
         folder: Path,
     ) -> None:
-        super().__init__()
-        self.draft, self.fusion, self.form, self.config, self.folder = draft, fusion, form, config, folder
+        super().__init__(draft, fusion, config, folder)
+        self.form = form
         self.mask_state = None if mask_state is None else nn.Parameter(mask_state)
 
-    @property
-    def vocab_size(self) -> int:
-        return self.draft.vocab_size
 
-    @property
-    def context_length(self) -> int:
-        return self.draft.context_length
-
-    @property
-    def device(self) -> torch.device:
-        return self.draft.device
-
-    def alone(self, *_: object, **__: object) -> NoReturn:
-        """Refuse what needs a target."""
-        raise UserError(HEAD_ALONE, file=self.folder, remedy=ONLY_DISTIL)
-
-    answer_logits = decoder = save = alone
-
-
-class Eagle3(ByPlace, OnTarget[ReadableTarget]):
+class Eagle3(HeadOnTarget):
     """A ``head`` on a target. ``depth``: the tokens of a block that it is trained and replayed for; longer blocks can be decoded."""
 
+    fusion: Fusion
     skipped = 1
     """It does not read the first token of a text."""
 
     def __init__(self, head: Eagle3Head, target: LanguageModel, depth: int) -> None:
-        super().__init__(as_readable(target))
-        self.depth, self.config, self.form = checked_depth(depth), head.config, head.form
+        super().__init__(head, target, depth, head.fusion.fc.in_features // head.form.states)
+        self.form, self.mask_state = head.form, head.mask_state
         self.layers = head.form.layers_of(self.target.num_layers)
-        self.draft, self.fusion, self.mask_state = head.draft, head.fusion, head.mask_state
-        channels, (tokens, width) = self.fusion.fc.in_features // head.form.states, self.draft.embed.shape
-        wanted = self.target.embed.shape[1], self.target.vocab_size
-        if (channels, tokens) != wanted:
-            mine = f"{channels} channels and {tokens} tokens"
-            what = f"it was made for a target of {mine}, not {wanted[0]} and {wanted[1]}"
-            raise UserError(what, file=head.folder, remedy="use the head of this target")
-        # Positions are rotated by the same rule beyond the context in the head's file, which engines do not obey either.
-        self.draft.config = replace(self.draft.config, max_position_embeddings=self.target.context_length)
-        self.stores_embedding = not self.draft.embed.is_meta
-        if not self.stores_embedding:
-            if width != self.target.embed.shape[1]:
-                raise UserError("no weight 'embed_tokens.weight'", file=head.folder, remedy="fetch the head again")
-            self.draft.embed = nn.Parameter(self.target.embed.detach())
-        self.draft.embed.requires_grad_(False)
-
-    @property
-    def added(self) -> int:
-        """None: all of its weights are in its folder."""
-        return 0
 
     @property
     def mask(self) -> Float[Tensor, " twice"] | None:
@@ -180,8 +144,9 @@ class Eagle3(ByPlace, OnTarget[ReadableTarget]):
     def save(self, folder: Path | str) -> None:
         """Write the head with the config.json that it came with; layers that this names in ``eagle_config`` are named for vLLM too."""
         layers = {LAYER_IDS: list(self.layers)} if hides_layers(self.config) else {}
+        learnt = {} if self.mask_state is None else {MASK_STATE: self.mask_state.detach()}
         with atomic_dir(folder) as temporary:
-            write_model(temporary, self.config | layers, to_released(self))
+            write_model(temporary, self.config | layers, self.released() | learnt)
             seal(temporary)
 
 
@@ -204,15 +169,12 @@ def load(folder: Path | str, dtype: torch.dtype = torch.float32, device: torch.d
     plain = {**fields, "model_type": "qwen3" if is_normed else "llama", "head_tokens": len(tensors.get("d2t", ()))}
     config = llama_config(plain | {"tie_word_embeddings": False})
     config = replace(config, on_states=True, norm_before_residual=form.norm_before_residual)
-    draft = Llama(config, torch.device("meta"))
     with fitting(folder):
         with torch.device("meta"):
             fusion = Fusion(form, tensors["fc.weight"].shape[-1], config.hidden_size, config.rms_norm_eps)
         mask_state = None if form.mask is None else tensors.pop(MASK_STATE).to(dtype)
         fusion.load_state_dict({name: tensors.pop(name).to(dtype) for name in fusion.state_dict()}, assign=True)
-        state = from_hub(config, from_released(tensors, config))
-        typed = {name: each if name == "kept" else each.to(dtype) for name, each in state.items()}
-        draft.load_state_dict(typed, assign=True)
+        draft = load_draft(config, tensors, dtype)
     if mask_state is not None and mask_state.numel() != fusion.fc.in_features:
         what = f"{MASK_STATE} has {mask_state.numel()} numbers, and the states {fusion.fc.in_features}"
         raise UserError(what, file=folder, remedy="fetch the head again")

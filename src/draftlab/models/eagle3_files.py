@@ -1,30 +1,14 @@
-"""Files of heads of EAGLE-3, in the layouts in which they are released, and what their config.json says beside the sizes.
-
-EAGLE's repository and SpecForge write the fields of a Llama at the top level of config.json, and name the layer ``midlayer``. The speculators
-library writes them into ``transformer_layer_config`` (``read_config`` makes that flat), and names the layers as a Llama's. Red Hat's heads have
-its layout, NVIDIA's the first one.
-"""
+"""What config.json of a head of EAGLE-3 says beside the sizes. ``models.released_heads`` has the layouts of the files."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import torch
-from torch import Tensor
+from typing import Any
 
 from draftlab.errors import UserError
-from draftlab.files.weights import HEAD
 from draftlab.models.config import LAYER_IDS, mask_token_of, unsupported_settings
-from draftlab.models.llama import LlamaConfig
-from draftlab.models.llama_files import to_hub
-from draftlab.models.trimmed import EMBED, HEAD_TOKENS, NORM
-
-if TYPE_CHECKING:
-    from draftlab.models.eagle3 import Eagle3
 
 MASK_STATE = "mask_hidden"
 """The name of what a head that proposes a block in one pass reads in place of the target's states."""
@@ -129,36 +113,3 @@ def _layers(config: Mapping[str, Any], further: Mapping[str, Any], folder: Path)
         raise UserError(what, file=folder / "config.json", remedy="fetch the head again")
     is_after = not stated and layers[0] == 1
     return tuple(layer + 1 if is_after else layer for layer in layers)
-
-
-def from_released(tensors: Mapping[str, Tensor], config: LlamaConfig) -> dict[str, Tensor]:
-    """The weights of a head's layers under the names of a Llama's; without an embedding of its own, an empty one."""
-    names = {"norm.weight": NORM, "embed_tokens.weight": EMBED}
-    found = {names.get(name, _renamed(name)): value for name, value in tensors.items()}
-    found.setdefault(EMBED, torch.empty(config.vocab_size, config.hidden_size, device="meta"))
-    if config.head_tokens:  # token i of the head is token i + d2t[i] of the target
-        found[HEAD_TOKENS] = found.pop("d2t") + torch.arange(config.head_tokens, device=found[HEAD].device)
-    return found
-
-
-def _renamed(name: str) -> str:
-    return re.sub(r"^(?:midlayer|layers\.(\d+))\.", lambda found: f"model.layers.{found[1] or 0}.", name)
-
-
-def to_released(model: Eagle3) -> dict[str, Tensor]:
-    """The weights of a head under the names that they were released with."""
-    tensors = to_hub(model.draft)
-    embed, kept = tensors.pop(EMBED), tensors.pop(HEAD_TOKENS, None)
-    found = {name.removeprefix("model."): value for name, value in tensors.items()}
-    if "transformer_layer_config" not in model.config and len(model.draft.layers) == 1:
-        found = {name.replace("layers.0.", "midlayer."): value for name, value in found.items()}
-    found |= model.fusion.state_dict()
-    if model.mask_state is not None:
-        found[MASK_STATE] = model.mask_state.detach()
-    if model.stores_embedding:
-        found["embed_tokens.weight"] = embed
-    if kept is not None:
-        among = torch.zeros(model.vocab_size, dtype=torch.bool, device=kept.device)
-        among[kept] = True
-        found |= {"d2t": kept - torch.arange(len(kept), device=kept.device), "t2d": among}
-    return found

@@ -66,6 +66,11 @@ class HubModel:
         return self.network.get_input_embeddings().weight  # type: ignore[no-any-return]
 
     @property
+    def vocab_weight(self) -> Float[Tensor, "vocab width"]:
+        """The projection of states on the vocabulary."""
+        return self.network.get_output_embeddings().weight  # type: ignore[no-any-return]
+
+    @property
     def num_layers(self) -> int:
         """The layers of a decoder; 0 for an encoder-decoder."""
         return len(self._blocks())

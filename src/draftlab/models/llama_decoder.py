@@ -136,7 +136,9 @@ class LlamaCache:
         reads; None: the tokens' embeddings."""
         config, norm, (batch, new) = self.decoder.config, self.decoder.norm, tokens.shape
         if not new:
-            return self.store.new_empty(0, config.hidden_size)
+            nothing = self.store.new_empty(0, config.hidden_size)
+            self.taken = [nothing] * len(self.takes)
+            return nothing
         heads, kv, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
         end = max(self.lengths) + new
         ragged = min(self.lengths) + new != end or tree is not None

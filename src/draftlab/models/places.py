@@ -93,7 +93,7 @@ def logits_by_place(
         return hidden
 
     hidden = states_of(first, table[:length, None], [one.first for one in seen])
-    window, positions = _window(positions, len(first), length, places - 1)
+    window, positions = window_of(positions, len(first), length, places - 1)
     before = _before(hidden).gather(1, window[..., None].expand(-1, -1, hidden.shape[-1]))
     for place in range(1, places):
         unseen = torch.arange(length, device=window.device) > window[:, None, :, None] - place
@@ -107,7 +107,7 @@ def _before(states: Float[Tensor, "batch len width"]) -> Float[Tensor, "batch le
     return F.pad(states, (0, 0, 1, 0))[:, :-1]
 
 
-def _window(
+def window_of(
     positions: Int[Tensor, " chosen"], batch: int, length: int, margin: int
 ) -> tuple[Int[Tensor, "batch window"], Int[Tensor, " chosen"]]:
     """For each row, the positions from ``margin`` before its first chosen one to its last; and the chosen ones within these windows, flattened."""

@@ -73,6 +73,7 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     from draftlab.train.folders import Folders
 
     folders = Folders(inputs.answers, inputs.models, bench.kept)
+    settings = replay_log.within_block(settings, inputs.models / settings.draft)
     train, held_out = (folders.recorded(settings.dataset, split, settings.temperature) for split in ("train", "eval"))
 
     def fresh() -> LanguageModel:

@@ -16,9 +16,9 @@ from draftlab.files.weights import check_sizes, parameter_count
 from draftlab.models import Dtype, LanguageModel, Tokenizer, load_model, load_tokenizer
 from draftlab.models.config import drafts_in_parallel
 from draftlab.models.eagle import of_blocks
-from draftlab.models.eagle3 import Eagle3Head
 from draftlab.models.llama import Llama
 from draftlab.models.parallel_draft import ParallelDraft, spare_token
+from draftlab.models.released_heads import ReleasedHead
 from draftlab.train import parallel
 from draftlab.train.learning import Effort
 from draftlab.train.settings import Training
@@ -68,12 +68,12 @@ class Folders:
         return draft
 
     def draft_of_blocks(self, settings: Training, dtype: Dtype, depth: int) -> LanguageModel:
-        """A fresh copy of the draft for blocks of ``depth`` tokens: on the target if it reads its states, as every head of EAGLE-3 does.
+        """A fresh copy of the draft for blocks of ``depth`` tokens: on the target if it reads its states, as every released head does.
 
         It proposes a block in one pass if ``settings`` say so; where they do not say, if it was made for it.
         """
         draft = self.draft(settings)
-        reads_target = getattr(settings, "reads_target", False) or isinstance(draft, Eagle3Head)
+        reads_target = getattr(settings, "reads_target", False) or isinstance(draft, ReleasedHead)
         target = self.target(settings.device, dtype) if reads_target else None
         parallel = getattr(settings, "parallel", drafts_in_parallel(self.models / settings.draft))
         return of_blocks(draft, target, depth, parallel=parallel)

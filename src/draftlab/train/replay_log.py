@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pandas as pd
@@ -24,6 +25,7 @@ from draftlab.engine.replay import Agreement, Walk, agree_along, ahead, places_i
 from draftlab.engine.replay_lengths import BlockCounts, Drafted, cut, draft_everywhere
 from draftlab.engine.replay_suffixes import continue_at_thresholds
 from draftlab.models import LanguageModel
+from draftlab.models.config import longest_draft
 from draftlab.models.lookup import Lookup
 from draftlab.models.ngrams import Ngrams, guesses_along
 from draftlab.models.places import ByPlace
@@ -35,10 +37,19 @@ from draftlab.train.settings import ReplayLog, Serving
 from draftlab.train.sources import Scene
 from draftlab.train.traffic import Traffic, whole
 
+Log = TypeVar("Log", bound=ReplayLog)
+
 BATCH = 4
 """Requests in one forward pass where whole distributions are compared."""
 CURVE = {"distilled_on_eighth": 8, "distilled_on_quarter": 4}
 """Further drafts for the learning curve: distilled on the first eighth and on the first quarter of the stream."""
+
+
+def within_block(settings: Log, draft: Path) -> Log:
+    """The settings without draft lengths that the draft cannot have (``longest_draft``)."""
+    longest = longest_draft(draft)
+    draft_lens = [length for length in settings.draft_lens if length <= longest] or [int(longest)]
+    return settings.model_copy(update={"draft_len": int(min(settings.draft_len, longest)), "draft_lens": draft_lens})
 
 
 def lookup(recorded: TargetPass, settings: ReplayLog) -> pd.DataFrame:

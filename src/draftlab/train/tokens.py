@@ -18,7 +18,7 @@ from draftlab.engine.recording import TargetPass, load_pass
 from draftlab.engine.replay import Agreement, walk
 from draftlab.files.json_files import write_json
 from draftlab.models import LanguageModel, Tokenizer, load_model, load_tokenizer
-from draftlab.models.eagle3 import Eagle3Head
+from draftlab.models.released_heads import ReleasedHead
 
 PART = "\ufffd"
 """What a tokenizer writes for the first bytes of a character."""
@@ -117,7 +117,7 @@ def _kinds(proposals: Proposals, tokenizer: Tokenizer) -> list[dict[str, str]]:
 
 
 def write_view(*, before: Path, after: Path, answers: Path, dataset: str, draft_len: int, out: Path) -> None:
-    """Write the accepted and rejected tokens of one request with two drafts, for the report; null for heads of EAGLE-3, which need the target.
+    """Write the accepted and rejected tokens of one request with two drafts, for the report; null for released heads, which need the target.
 
     **Arguments:**
     - `before`: the folder of the draft before distillation
@@ -128,7 +128,7 @@ def write_view(*, before: Path, after: Path, answers: Path, dataset: str, draft_
     - `out`: the JSON file to write
     """
     drafts = load_model(before), load_model(after)
-    if any(isinstance(draft, Eagle3Head) for draft in drafts):
+    if any(isinstance(draft, ReleasedHead) for draft in drafts):
         write_json(out, None)
         return
     view = token_view(*drafts, load_pass(answers), load_tokenizer(after), draft_len)
