@@ -15,8 +15,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from draftlab.conformance import Budget, check_samples
-from draftlab.core.sampling import Sampling
+from draftlab.core.sampling import GREEDY, Sampling
+from draftlab.core.verify.single import single
+from draftlab.engine.dflash import DFlashPair
 from draftlab.engine.generate import generate
+from draftlab.engine.policy import make_policy
 from draftlab.engine.recording import load_pass
 from draftlab.engine.replay import replay
 from draftlab.engine.speculate import speculate
@@ -288,6 +291,16 @@ def test_greedy_text_is_the_targets_and_replay_counts_what_live_decoding_counts(
     assert walked.blocks.tolist() == [len(trace.emitted) for trace in found]
     assert walked.accepted.tolist() == [sum(trace.accepted) for trace in found]
     assert 0 < walked.accepted.sum() < walked.visited.sum()
+
+
+@torch.inference_mode()
+def test_the_first_block_is_that_of_replay(folder: Path) -> None:
+    """Also after a prompt of one token, before which there is no text."""
+    model, prompts = on_target(folder), [[5], [1, 4, 7], [7]]
+    policy = make_policy(single, 1, 3, GREEDY, GREEDY, None, None, [model])
+    drafted = DFlashPair(model, TARGET.decoder(), prompts, 3, 8, policy).propose([8, 8, 8]).tokens[:, 0]
+    logits = model.answer_logits(prompts, [[5, 9, 6]] * 3).view(3, 3, 3, 40)  # place, request, token
+    assert drafted.tolist() == [[int(logits[place, row, place].argmax()) for place in range(3)] for row in range(3)]
 
 
 def test_it_learns_on_traffic_and_leaves_the_target_alone(folder: Path) -> None:
