@@ -283,13 +283,42 @@ def test_a_sweep_finds_where_drafts_stop_to_pay() -> None:
 def test_a_request_is_served_well_if_it_begins_and_goes_on_in_time() -> None:
     """Four requests in 5 s: well served, late to begin, slow to go on, and of one token, which has no pace."""
     first, last = np.array([0.5, 3.5, 1.0, 1.0]), np.array([1.0, 3.75, 5.0, 1.0])
-    served = simulate.Served(np.full(4, 9.0), 9 + first, 9 + last, np.array([5, 3, 4, 1]), 9, 2, 1.5)
+    served = simulate.Served(np.full(4, 9.0), 9 + first, 9 + last, np.array([5, 3, 4, 1]), 9, 2, 1.5, np.zeros(4, int))
     found = sweep.measures(served, sweep.Goal(first=1.0, per_token=0.125))
     assert found["goodput"] == 2 / 5
     assert found["tokens_per_second"] == 13 / 5
     assert found["to_first_mean"] == 6 / 4
     assert found["per_token_mean"] == pytest.approx((0.125 + 0.125 + 4 / 3) / 3)
     assert found["whole_p50"] == pytest.approx((1.0 + 3.75) / 2)
+
+
+def served_in(whole: np.ndarray, classes: np.ndarray | None = None) -> simulate.Served:
+    """Requests that take ``whole`` seconds each."""
+    count = len(whole)
+    own = np.zeros(count, int) if classes is None else classes
+    return simulate.Served(np.zeros(count), whole, whole, np.full(count, 9), 9, 0, 1.0, own)
+
+
+def test_neighbours_in_a_queue_are_drawn_together() -> None:
+    """Hundreds of requests in a row are as slow as one another: one by one, they would look like as many chances."""
+    rng = np.random.default_rng(0)
+    each = rng.uniform(0.5, 1.5, 20)
+    plain = served_in(np.full(2000, 2.0))
+    together = sweep.speedup(plain, served_in(np.repeat(each, 100)))
+    apart = sweep.speedup(plain, served_in(rng.permutation(np.repeat(each, 100))))
+    assert together.estimate == pytest.approx(apart.estimate)
+    widths = [found.high - found.low for found in (together, apart)]
+    assert widths[0] > 5 * widths[1] > 0
+
+
+def test_few_recorded_requests_widen_the_interval_however_many_are_simulated() -> None:
+    """Ten records, half of them of slow requests, are drawn two hundred times each."""
+    own = np.tile(np.arange(10), 200)
+    found = sweep.speedup(served_in(np.full(2000, 2.0)), served_in(np.where(own < 5, 0.5, 1.5), own))
+    once = sweep.speedup(served_in(np.full(10, 2.0)), served_in(np.where(np.arange(10) < 5, 0.5, 1.5)))
+    assert found.estimate == once.estimate == 2.0
+    assert found.high - found.low == pytest.approx(once.high - once.low, rel=0.05)
+    assert sweep.speedup(served_in(np.ones(1)), served_in(np.ones(1))).estimate == 1
 
 
 @pytest.mark.parametrize(

@@ -285,7 +285,7 @@ def test_requests_larger_than_the_cache_are_left_out_and_the_rest_comes_at_the_r
     (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
     found = load.run(settings(trace=tmp_path / "t.jsonl", requests=80, rates=(1.0,)), tmp_path / "out", lambda _: None)
     assert (found["requests"], found["left_out"]) == (40, {sweep.TOO_LARGE: 40})
-    assert load.lines(found)[-1] == f"left out: 40 {sweep.TOO_LARGE}"
+    assert f"left out: 40 {sweep.TOO_LARGE}" in load.lines(found)
     seconds = pd.read_csv(tmp_path / "out.csv")["seconds"]
     assert_allclose(seconds, 39, rtol=0.1)  # 40 requests at one a second
 
@@ -299,14 +299,14 @@ def test_rates_that_overload_the_server_without_drafts_are_marked(tmp_path: Path
     patient = load.run(settings(rates=(500.0,)), tmp_path / "out", lambda _: None)
     assert not patient["best_by_rate"][0]["overloaded"], "no first token is late"
     first, second, *_ = load.lines(found)
-    assert first.endswith("x")
+    assert first.endswith("times as fast as no draft")
     assert second.endswith(f"(overloaded without drafts: first token after {busy['to_first_without_drafts']:.1f} s)")
 
 
 def test_a_draft_that_costs_nothing_is_said_and_gives_no_settings_for_a_draft_model(tmp_path: Path) -> None:
     found = load.run(settings(draft_ratio=None), tmp_path / "free", lambda _: None)
     assert (found["alpha"], found["draft_ratio"]) == (0.7, 0)
-    assert load.lines(found)[-1].startswith("drafting is assumed to cost nothing")
+    assert load.lines(found)[-2].startswith("drafting is assumed to cost nothing")
     with pytest.raises(UserError, match="assumed a draft that costs nothing"):
         emit.from_load(tmp_path / "free.json", 512)
     paid = load.run(settings(), tmp_path / "paid", lambda _: None)
@@ -358,13 +358,61 @@ def test_files_without_a_name_are_refused_before_the_simulation(name: str) -> No
         load.run(settings(), Path(name), pytest.fail)
 
 
-def test_a_slow_machine_has_rates_that_are_shown(tmp_path: Path) -> None:
+def test_where_a_length_stops_paying_off_is_shown_with_its_interval(tmp_path: Path) -> None:
     found = load.run(settings(), tmp_path / "out", lambda _: None)
-    shown = load.lines(found | {"crossing_rate": {3: 0.00123, 4: 1234.4, 5: 0.0, 6: None}})
-    assert "draft length 3 stops paying off at 0.00123 requests a second" in shown
-    assert "draft length 4 stops paying off at 1234 requests a second" in shown
+    rates = {3: 0.00123, 4: 1234.4, 5: 0.0, 6: None, 7: 0.0}
+    ends = {3: [0.0, 0.002], 4: [1200.0, None], 5: [0.0, 0.0], 6: [3.0, None], 7: [0.0, 2.0]}
+    shown = load.lines(found | {"crossing_rate": rates, "crossing_interval": ends})
+    assert "draft length 3 stops paying off at 0.00123 [below 1, 0.002] requests a second" in shown
+    assert "draft length 4 stops paying off at 1234 [1200, above 20] requests a second" in shown
     assert "draft length 5 pays off at none of these rates" in shown
+    assert "draft length 7 is not known to pay off at any of these rates" in shown
     assert not any(line.startswith("draft length 6") for line in shown)
+
+
+def test_answers_under_load_have_intervals_and_say_of_how_many_requests(tmp_path: Path) -> None:
+    found = load.run(settings(requests=40), tmp_path / "out", lambda _: None)
+    table = pd.read_csv(tmp_path / "out.csv").set_index(["rate", "draft_len"])
+    for best in found["best_by_rate"]:
+        own = table.loc[(best["rate"], best["draft_len"])]
+        assert [best[name] for name in load.SPEEDUP] == pytest.approx(own[[*load.SPEEDUP]].tolist())
+        assert 1 < best["speedup_low"] < best["speedup"] < best["speedup_high"]
+        assert best["pays_off"] == "yes"
+    plain = table.xs(0, level="draft_len")
+    assert (plain[[*load.SPEEDUP]] == 1).all(axis=None)
+    shown = load.lines(found)
+    assert shown[-1] == "40 simulated requests at each rate; 95 % intervals"
+    estimate, low, high = (f"{found['best_by_rate'][0][name]:.2f}" for name in load.SPEEDUP)
+    assert shown[0] == f"1 requests a second: draft length 4, {estimate} [{low}, {high}] times as fast as no draft"
+
+
+def test_a_gain_or_a_loss_within_chance_is_not_yet_known(tmp_path: Path) -> None:
+    """Drafts that cost about as much as the steps that they save."""
+    for ratio in (0.38, 0.4):
+        given = settings(alpha=0.5, draft_ratio=ratio, draft_lens=(1,), rates=(1.0,))
+        found = load.run(given, tmp_path / "out", lambda _: None)
+        row = pd.read_csv(tmp_path / "out.csv").iloc[1]
+        assert row["speedup_low"] < 1 < row["speedup_high"]
+        assert found["best_by_rate"][0]["pays_off"] == "not yet known"
+        assert load.lines(found)[0].endswith(" (not yet known whether one pays off)")
+    hopeless = load.run(settings(draft_ratio=3.0, rates=(1.0,)), tmp_path / "out", lambda _: None)
+    assert hopeless["best_by_rate"][0]["pays_off"] == "no"
+    assert load.lines(hopeless)[0] == "1 requests a second: no draft"
+    plain = load.run(settings(draft_lens=(0,), rates=(1.0,)), tmp_path / "out", lambda _: None)
+    assert plain["best_by_rate"][0]["pays_off"] == "no"
+
+
+def test_acceptance_of_recorded_requests_gives_an_interval_by_batch_and_one_number_for_all_does_not(
+    tmp_path: Path,
+) -> None:
+    rows = [{"meta_info": {"spec_verify_ct": 10, "completion_tokens": 21 + i % 9, "spec_correct_drafts": 1,
+                           "spec_correct_drafts_histogram": [3, 3, 3, 1 + i % 9]}} for i in range(40)]  # fmt: skip
+    (tmp_path / "log.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    given = settings(alpha=None, acceptance=tmp_path / "log.jsonl", rates=(1.0,))
+    recorded, assumed = (load.run(one, tmp_path / "out", lambda _: None) for one in (given, settings(rates=(1.0,))))
+    (first, *_), (other, *_) = (found["best_by_batch_and_context"] for found in (recorded, assumed))
+    assert first["speedup_low"] < first["speedup"] < first["speedup_high"]
+    assert [other[name] for name in load.SPEEDUP[1:]] == [None, None]
 
 
 def test_a_rate_given_twice_is_simulated_once(tmp_path: Path) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 from jaxtyping import Float64, Int
 
+from draftlab.core.stats import Interval, ratio
 from draftlab.errors import UserError
 
 LONGEST = 32
@@ -61,6 +62,15 @@ class AcceptanceCurves:
         1.5
         """
         return float(self.tokens.sum() / self._steps(draft_len).sum())
+
+    def interval(self, draft_len: int) -> Interval:
+        """``length``, with its 95 % interval over recorded requests: NaN if there are none, or only their sum.
+
+        >>> AcceptanceCurves(np.array([[0.5], [0.5]]), tokens=np.array([30.0, 60.0]), requests=2).interval(1)
+        Interval(estimate=1.5, low=1.5, high=1.5, n=2, freedom=None)
+        """
+        found = ratio(self.tokens, self._steps(draft_len))
+        return found if self.requests else replace(found, low=float("nan"), high=float("nan"), n=0)
 
     def marginals(self, draft_len: int) -> Float64[np.ndarray, " length"]:
         """How often a step accepts at least 1, 2, ... tokens; they add up to ``length - 1``."""

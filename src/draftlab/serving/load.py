@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,35 +21,45 @@ from draftlab.serving import profiles, records, traces
 from draftlab.serving.acceptance import EXTRAPOLATED, LONGEST, AcceptanceCurves, from_alpha
 from draftlab.serving.profiles import Profile
 from draftlab.serving.sweep import CONTEXTS, DRAFT_LENS, Goal, best_lengths, capacity, crossing, sweep, that_fit
-from draftlab.serving.verdict_format import per_second
+from draftlab.serving.verdict_format import Range, per_second
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
 def summary(table: pd.DataFrame, lengths: pd.DataFrame, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers of a sweep for other programs: facts, the best length by rate, crossings, the best by batch and context."""
+    """The numbers of a sweep for other programs: facts, the best length by rate, crossings, the best by batch and context.
+
+    A speed-up has its 95 % interval. That of a crossing has the rates up to which a length pays off by either end of the speed-up's.
+    """
     known = float(table["requests"].min()) >= ENOUGH
     best = table.loc[table.groupby("rate")["speedup"].idxmax()]
     waits = table[table["draft_len"] == 0].set_index("rate")["to_first_mean"]
+    hopes = table[table["draft_len"] > 0].groupby("rate")["speedup_high"].max().reindex(best["rate"], fill_value=0.0)
     by_rate = [
         {
-            "rate": rate,
-            "draft_len": int(k),
-            "speedup": float(gain),
-            "overloaded": bool(rate > 0.99 * facts["capacity"] and waits[rate] > facts["goal"]["first"]),
-            "to_first_without_drafts": float(waits[rate]),
+            "rate": row["rate"],
+            "draft_len": int(row["draft_len"]),
+            **{name: row[name] for name in SPEEDUP},
+            "pays_off": "yes" if row["speedup_low"] > 1 else "not yet known" if hopes[row["rate"]] >= 1 else "no",
+            "overloaded": bool(row["rate"] > 0.99 * facts["capacity"] and waits[row["rate"]] > facts["goal"]["first"]),
+            "to_first_without_drafts": float(waits[row["rate"]]),
         }
-        for rate, k, gain in zip(best["rate"], best["draft_len"], best["speedup"], strict=True)
+        for row in best.to_dict("records")
     ]
-    lengths_drafted = sorted(int(k) for k in table["draft_len"].unique() if k)
+    drafted = sorted(int(k) for k in table["draft_len"].unique() if k) if known else []
     return {
         **facts,
         "known": known,
         "best_by_rate": by_rate if known else [],
-        "crossing_rate": {k: crossing(table, k) for k in lengths_drafted} if known else {},
-        "best_by_batch_and_context": lengths.to_dict("records"),
+        "crossing_rate": {k: crossing(table, k) for k in drafted},
+        "crossing_interval": {k: [crossing(table, k, end) for end in SPEEDUP[1:]] for k in drafted},
+        "best_by_batch_and_context": lengths.astype(object).where(lengths.notna(), None).to_dict("records"),
     }
+
+
+SPEEDUP = ("speedup", "speedup_low", "speedup_high")
+"""The columns of a speed-up and of its 95 % interval."""
 
 
 def lines(summary: Mapping[str, Any]) -> list[str]:
@@ -67,15 +77,30 @@ def lines(summary: Mapping[str, Any]) -> list[str]:
     texts = []
     for best in summary["best_by_rate"]:
         late = f" (overloaded without drafts: first token after {best['to_first_without_drafts']:.1f} s)"
-        how = f"draft length {best['draft_len']}" if best["draft_len"] else "no draft"
-        text = f"{best['rate']:g} requests a second: {how}, {best['speedup']:.2f}x"
-        texts.append(text + (late if best["overloaded"] else ""))
+        gain = "no draft"
+        if best["draft_len"]:
+            estimate, low, high = (best[name] for name in SPEEDUP)
+            shown = Range(estimate=estimate, low=low, high=high).show()
+            gain = f"draft length {best['draft_len']}, {shown} times as fast as no draft"
+        gain += " (not yet known whether one pays off)" * (best["pays_off"] == "not yet known")
+        texts.append(f"{best['rate']:g} requests a second: {gain}{late if best['overloaded'] else ''}")
+    known = [best["rate"] for best in summary["best_by_rate"]]
     for k, rate in summary["crossing_rate"].items():
-        if rate == 0:
-            texts.append(f"draft length {k} pays off at none of these rates")
-        elif rate is not None:
-            texts.append(f"draft length {k} stops paying off at {per_second(rate)} requests a second")
-    return [*(texts or ["no rate was simulated"]), *notes]
+        if rate is not None:
+            texts.append(_crossing_line(k, [rate, *summary["crossing_interval"][k]], known))
+    measured = f"{summary['requests']} simulated requests at each rate; 95 % intervals"
+    return [*(texts or ["no rate was simulated"]), *notes, measured]
+
+
+def _crossing_line(draft_len: int, rates: Sequence[float | None], known: Sequence[float]) -> str:
+    """Where a length stops paying off, by the estimate and the ends of its interval, in words; of ``known`` rates."""
+    rate, _, high = rates
+    if rate == 0:
+        at = "pays off at none of these rates" if high == 0 else "is not known to pay off at any of these rates"
+        return f"draft length {draft_len} {at}"
+    outside = {0: f"below {per_second(known[0])}", None: f"above {per_second(known[-1])}"}
+    at, *ends = (outside[r] if not r else per_second(r) for r in rates)
+    return f"draft length {draft_len} stops paying off at {at} [{', '.join(ends)}] requests a second"
 
 
 def draw(table: pd.DataFrame, lengths: pd.DataFrame, title: str) -> Figure:
@@ -87,6 +112,7 @@ def draw(table: pd.DataFrame, lengths: pd.DataFrame, title: str) -> Figure:
     for draft_len, rows in table.groupby("draft_len"):
         shade = f"C{int(str(draft_len))}"
         speed.plot(rows["rate"], rows["speedup"], color=shade, marker="o", ms=3, label=f"{draft_len}")
+        speed.fill_between(rows["rate"], rows["speedup_low"], rows["speedup_high"], color=shade, alpha=0.18, lw=0)
         pace.plot(rows["rate"], rows["per_token_p95"] * 1e3, color=shade, marker="o", ms=3)
     speed.axhline(1, color="0.5", lw=0.8)
     speed.set(xlabel="requests a second", ylabel="speed-up of a request", xscale="log")

@@ -21,7 +21,8 @@ from draftlab.serving.traces import Arrivals
 class Served:
     """The times of each request that fits the cache, in seconds, and what the server did.
 
-    ``batch`` is the mean, over all blocks, of the number of requests that emit one in the same step.
+    ``batch`` is the mean, over all blocks, of the number of requests that emit one in the same step; ``classes`` are the requests' classes of
+    acceptance.
     """
 
     arrived: Float64[np.ndarray, " requests"]
@@ -31,6 +32,7 @@ class Served:
     steps: int
     preempted: int
     batch: float
+    classes: Int[np.ndarray, " requests"]
 
     @property
     def whole(self) -> Float64[np.ndarray, " requests"]:
@@ -129,7 +131,7 @@ def serve(
         first[begun] = np.where(np.isnan(first[begun]), server.now, first[begun])
         last[server.emit(emitted, np.where(decoding, emitted, new))] = server.now
     times = arrivals.seconds[fits], first[fits], last[fits]
-    return Served(*times, arrivals.output[fits], steps, server.preempted, weighted / max(decoded, 1))
+    return Served(*times, arrivals.output[fits], steps, server.preempted, weighted / max(decoded, 1), classes[fits])
 
 
 class _Server:
