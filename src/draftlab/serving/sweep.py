@@ -78,7 +78,8 @@ def speedup(plain: Served, served: Served) -> Interval:
     over_records = _over_groups(plain, served, own % GROUPS)
     middle = over_time.estimate
     low, high = (
-        float(np.hypot(getattr(over_time, end) - middle, getattr(over_records, end) - middle)) for end in ("low", "high")
+        float(np.hypot(getattr(over_time, end) - middle, getattr(over_records, end) - middle))
+        for end in ("low", "high")
     )
     return replace(over_time, low=max(middle - low, 0.0), high=middle + high)
 
@@ -135,9 +136,7 @@ def best_lengths(
             continue
         plain = profile.block_ms(batch, context, 0)
         gains = {
-            k: plain / profile.block_ms(batch, context, k)
-            for k in lengths
-            if batch * (k + 1) <= profile.max_tokens
+            k: plain / profile.block_ms(batch, context, k) for k in lengths if batch * (k + 1) <= profile.max_tokens
         }
         best = max(gains, key=lambda k: (lengths[k].estimate * gains[k], -k))
         found = lengths[best]
