@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -150,6 +151,14 @@ def test_a_group_without_a_request_is_left_out_where_fewer_are_allowed(capsys: p
     assert "no request has dataset c: left out" in capsys.readouterr().out
     with pytest.raises(UserError, match="no request has dataset c, d"):
         arrange(some, stream.model_copy(update={"fewer": True, "groups": ("c", "d")}))
+
+
+def test_a_class_with_the_name_of_the_row_that_pools_all_is_refused() -> None:
+    named = [
+        replace(p, meta=p.meta | {"topic": name}) for p, name in zip(requests(a=2), ("all together", "b"), strict=True)
+    ]
+    with pytest.raises(UserError, match="a topic is called 'all together'"):
+        arrange(named, Stream(kind="shuffled", group_by="topic"))
 
 
 def test_rows_without_a_label_stay_out() -> None:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 Kind = Literal["concatenated", "linear", "shuffled", "two_mix", "recurring", "iid", "by_time"]
 GroupBy = Literal["dataset", "language", "topic", "length"]
 LENGTHS = 8
+ALL = "all together"
+"""The label of a table's row that pools all others; no class of requests has this name."""
 
 
 class Stream(Settings):
@@ -109,6 +111,9 @@ def _grouped(prompts: Iterable[Prompt], stream: Stream) -> dict[str, list[Prompt
         remedy = "give prompts, and answers to them if those are asked for"
         raise UserError("there are no requests to arrange", remedy=remedy)
     groups = _by_length(prompts) if stream.group_by == "length" else _by_class(prompts, stream.group_by)
+    if ALL in groups:
+        what = f"a {stream.group_by} is called {ALL!r}, as the row of a table that pools all others"
+        raise UserError(what, remedy="give it another name in the requests")
     missing = [name for name in stream.groups if name not in groups]
     lack = f"no request has {stream.group_by} {', '.join(missing) or 'at all'}"
     if not groups:

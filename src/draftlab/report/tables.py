@@ -19,6 +19,7 @@ import pandas as pd
 
 from draftlab.core.measure import Measure
 from draftlab.core.stats import Interval
+from draftlab.data.streams import ALL
 from draftlab.errors import UserError
 from draftlab.files.atomic import write_text
 from draftlab.files.tables import read_table
@@ -32,8 +33,6 @@ EMULATED = (
     "the target is padded with layers that leave its output unchanged, to imitate a large model's cost; "
     "times are CPU seconds of one thread"
 )
-ALL = "all together"
-"""The label of the row that pools all rows."""
 EMULATING = ("smoke", "laptop")
 """The scales whose small targets are padded to cost as much as a large model."""
 ESTIMATE = ("estimate", "ci_low", "ci_high", "n")
