@@ -17,7 +17,7 @@ from numpy.testing import assert_allclose
 
 from draftlab.errors import UserError
 from draftlab.files.json_files import write_json
-from draftlab.serving import emit, engines, monitor, records
+from draftlab.serving import emit, engines, engines_without_draft, monitor, records
 from draftlab.serving.acceptance import from_alpha, from_histograms
 from draftlab.serving.counts import SpeculationCounts
 from draftlab.serving.engines import Deployment
@@ -104,8 +104,14 @@ def test_sglang_verifies_one_token_more_than_it_drafts() -> None:
     flags = dict(itertools.pairwise(words))
     assert flags["--speculative-num-draft-tokens"] == "5"
     assert (flags["--speculative-num-steps"], flags["--speculative-eagle-topk"]) == ("4", "1")
-    found = json.loads(engines.sglang_adaptive(WANTED).text)
+    head = dataclasses.replace(WANTED, eagle3=True)
+    adaptive = engines.sglang_adaptive(head)
+    found = json.loads(adaptive.text)
     assert found["129"] == {"candidate_steps": [0]}
+    flags = ["--speculative-adaptive", "--speculative-adaptive-config", "sglang_adaptive.json"]
+    assert shlex.split(adaptive.command) == [*shlex.split(engines.sglang(head).command), *flags]
+    with pytest.raises(UserError, match="SGLang reads lengths by batch for heads of EAGLE alone"):
+        engines.sglang_adaptive(WANTED)
     with pytest.raises(UserError, match="slot 129"):
         engines.check_sglang_adaptive({**found, "strategy": "throughput_aware"})
     with pytest.raises(UserError, match="not in ascending order"):
@@ -177,7 +183,7 @@ def test_engines_without_a_table_by_batch_say_that_they_have_one_length() -> Non
     for emitter in (engines.sglang, engines.llama_cpp, engines.llama_cpp_synthetic, engines.transformers):
         assert "one length for all batches: the longest" in emitter(WANTED).note
         assert "one length for all" not in emitter(fixed).note
-    for emitter in (engines.vllm, engines.sglang_adaptive, engines.EMITTERS["tensorrt-llm-upper"]):
+    for emitter in (engines.vllm, engines.EMITTERS["tensorrt-llm-upper"]):
         assert "one length for all" not in emitter(WANTED).note
 
 
@@ -358,23 +364,107 @@ def test_prompt_lookup_comes_first_where_an_engine_can(tmp_path: Path) -> None:
     assert (flags["--spec-ngram-simple-size-n"], flags["--spec-ngram-simple-size-m"]) == ("2", "4")
     with pytest.raises(UserError, match=r"vllm drafts in one way alone .leave out --lookup, or name llama-cpp"):
         emit.write(pair, ("vllm",), tmp_path / "vllm")
-    alone = dict(itertools.pairwise(engines.lookup_command("T.gguf", 3)))
-    assert (alone["--spec-type"], alone["--spec-ngram-simple-size-m"]) == ("ngram-simple", "3")
-    *words, config = engines.lookup_command("T", 3)
-    assert words == ["vllm", "serve", "T", "--speculative-config"]
-    lengths = {"prompt_lookup_min": 2, "prompt_lookup_max": 2}
-    assert json.loads(config) == {"method": "ngram", "num_speculative_tokens": 3, **lengths}
 
 
 def test_llama_cpp_looks_up_no_fewer_tokens_than_it_matches() -> None:
     """Its ``ngram-simple`` drops a draft of fewer tokens than ``size-n``, and would never draft one of a single token."""
-    assert words_after(shlex.join(engines.lookup_command("T.gguf", 1)), "--spec-ngram-simple-size-m") == "2"
     for draft_len, says in ((1, True), (2, False)):
         found = engines.llama_cpp(Deployment("T.gguf", "D.gguf", draft_len, lookup=True))
-        assert words_after(found.command, "--spec-ngram-simple-size-m") == "2"
+        alone = engines_without_draft.llama_cpp(Deployment("T.gguf", "", draft_len, lookup=True))
         assert words_after(found.command, "--spec-draft-n-max") == str(draft_len)
-        assert ("prompt lookup drafts 2 tokens" in found.note) is says
-    assert json.loads(engines.lookup_command("T", 1)[-1])["num_speculative_tokens"] == 1
+        for written in (found, alone):
+            assert words_after(written.command, "--spec-ngram-simple-size-m") == "2"
+            assert ("prompt lookup drafts 2 tokens" in written.note) is says
+
+
+def test_prompt_lookup_alone_needs_no_draft(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    emit.emit(target="T", draft_len=3, lookup=True, out=out)
+    assert {path.name for path in out.iterdir()} == {
+        "README.md", "vllm_ngram.json", "tensorrt_llm_ngram.yaml", "prompt_lookup.json"
+    }  # fmt: skip
+    lengths = {"prompt_lookup_min": 2, "prompt_lookup_max": 2}
+    config = {"method": "ngram", "num_speculative_tokens": 3, **lengths}
+    assert json.loads((out / "vllm_ngram.json").read_text()) == config
+    assert yaml.safe_load((out / "tensorrt_llm_ngram.yaml").read_text()) == {
+        "speculative_config": {
+            "decoding_type": "NGram", "max_draft_len": 3, "max_matching_ngram_size": 2,
+            "is_keep_all": True, "is_use_oldest": False, "is_public_pool": False,
+        },
+        "disable_overlap_scheduler": True,
+    }  # fmt: skip
+    emit.emit(target="T.gguf", draft_len=3, lookup=True, out=out)
+    assert {path.name for path in out.iterdir()} == {"README.md", "vllm_ngram.json", "llama_server_lookup.sh"}
+    flags = dict(itertools.pairwise(shlex.split((out / "llama_server_lookup.sh").read_text())))
+    assert (flags["--model"], flags["--spec-type"], flags["--spec-ngram-simple-size-m"]) == (
+        "T.gguf",
+        "ngram-simple",
+        "3",
+    )
+    assert "vllm-gguf-plugin" in (out / "README.md").read_text()
+
+
+def test_transformers_looks_up_as_its_settings_say(tmp_path: Path) -> None:
+    from transformers import GenerationConfig
+
+    settings = json.loads(engines_without_draft.transformers(Deployment("T", "", 3, lookup=True)).text)
+    config = GenerationConfig(**settings)
+    assert (config.prompt_lookup_num_tokens, config.max_matching_ngram_size) == (3, 2)
+    config.validate(strict=True)
+
+
+def test_suffix_decoding_alone_needs_no_draft(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    emit.emit(target="T", draft_len=6, suffix=True, out=out)
+    files = {"vllm_suffix.json", "sglang_ngram.sh", "tensorrt_llm_sa.yaml"}
+    assert {path.name for path in out.iterdir()} == {"README.md", *files}
+    suffix = {"method": "suffix", "num_speculative_tokens": 6, "suffix_decoding_max_tree_depth": 24}
+    config = json.loads((out / "vllm_suffix.json").read_text())
+    assert config == suffix | {"suffix_decoding_min_token_prob": 0.1}
+    flags = dict(itertools.pairwise(shlex.split((out / "sglang_ngram.sh").read_text())))
+    assert (flags["--speculative-algorithm"], flags["--speculative-num-draft-tokens"]) == ("NGRAM", "7")
+    assert flags["--speculative-ngram-max-bfs-breadth"] == "1", "a chain, no tree"
+    automaton = yaml.safe_load((out / "tensorrt_llm_sa.yaml").read_text())["speculative_config"]
+    assert automaton == {"decoding_type": "SA", "max_draft_len": 6, "enable_global_pool": True}
+    assert (out / "README.md").read_text().count("the verdict's promise does not hold") == 2
+    emit.emit(target="T", draft_len=6, suffix=True, confidence=0.45, out=out)
+    assert {path.name for path in out.iterdir()} == {"README.md", "vllm_suffix.json"}
+    assert json.loads((out / "vllm_suffix.json").read_text())["suffix_decoding_min_token_prob"] == 0.45
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({}, "nothing that drafts"),
+        ({"lookup": True, "suffix": True}, "nothing that drafts"),
+        ({"draft": "D", "suffix": True}, "suffix decoding drafts without a model"),
+        ({"lookup": True, "alpha": 0.5}, "--alpha is for a draft model"),
+        ({"suffix": True, "greedy": True}, "--greedy is for a draft model"),
+        ({"lookup": True, "confidence": 0.4}, "no engine can use this pair"),
+        ({"lookup": True, "engine": ("sglang",)}, "no settings of prompt lookup alone are written for 'sglang'"),
+        ({"suffix": True, "engine": ("llama-cpp",)}, "no settings of suffix decoding alone"),
+        ({"lookup": True, "engine": ("llama-cpp",)}, "T is not a GGUF file"),
+        ({"suffix": True, "target": "T.gguf", "engine": ("sglang",)}, "sglang is given no GGUF file"),
+    ],
+)
+def test_what_cannot_draft_without_a_model_is_refused(given: dict[str, object], says: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=says):
+        emit.emit(**{"target": "T", "draft_len": 3, "out": tmp_path / "out", **given})  # type: ignore[arg-type]
+    assert not (tmp_path / "out").exists()
+
+
+def test_lengths_of_a_lookup_come_from_a_simulation_that_costs_nothing(tmp_path: Path) -> None:
+    best = [{"batch": b, "context": 512, "best_draft_len": k} for b, k in ((1, 4), (64, 2))]
+    for ratio in (0, 0.1):
+        write_json(tmp_path / "load.json", {"known": True, "draft_ratio": ratio, "best_by_batch_and_context": best})
+        given = {"load": tmp_path / "load.json", "target": "T", "lookup": True, "out": tmp_path / "out"}
+        if ratio:
+            with pytest.raises(UserError, match="assumed a draft that costs something"):
+                emit.emit(("vllm",), **given)
+            continue
+        emit.emit(("vllm",), **given)
+        assert json.loads((tmp_path / "out/vllm_ngram.json").read_text())["num_speculative_tokens"] == 4
+        assert "one length for all batches" in (tmp_path / "out/README.md").read_text()
 
 
 def test_a_head_of_eagle_3_is_served_as_one(tmp_path: Path) -> None:
@@ -385,7 +475,10 @@ def test_a_head_of_eagle_3_is_served_as_one(tmp_path: Path) -> None:
     for draft, more in (("owner/head", {"eagle3": True}), (str(tmp_path / "head"), {})):
         emit.emit(draft_len=3, target="T", draft=draft, alpha=0.7, out=tmp_path / "out", **more)
         files = {file.name for file in (tmp_path / "out").iterdir()}
-        assert files == {"README.md", "vllm.json", "vllm_synthetic.json", "sglang.sh", "sglang_adaptive.json"}
+        settings = {"vllm.json", "vllm_synthetic.json", "sglang.sh", "sglang_adaptive.json", "tensorrt_llm_upper.yaml"}
+        assert files == {"README.md", *settings}
+        tensorrt = yaml.safe_load((tmp_path / "out/tensorrt_llm_upper.yaml").read_text())["speculative_config"]
+        assert tensorrt == {"decoding_type": "Eagle3", "max_draft_len": 3, "speculative_model": draft}
         config = json.loads((tmp_path / "out/vllm.json").read_text())
         assert (config["method"], config["model"], config["num_speculative_tokens"]) == ("eagle3", draft, 3)
         flags = dict(itertools.pairwise(shlex.split((tmp_path / "out/sglang.sh").read_text())))
@@ -417,6 +510,39 @@ def test_a_draft_that_proposes_a_block_in_one_pass_is_served_so(tmp_path: Path) 
             with pytest.raises(UserError, match=f"{engine} drafts token after token, and this draft proposes a block"):
                 emit.emit((engine,), draft_len=3, target="T", draft=draft, out=tmp_path / "other", **more)
     assert "parallel_drafting" not in json.loads(engines.vllm(WANTED).text)
+
+
+def test_llama_cpp_is_given_a_head_of_eagle_3_as_a_gguf_file() -> None:
+    head = Deployment("T.gguf", "H.gguf", 3, eagle3=True)
+    written = engines.settings_for("llama-cpp", head)
+    assert words_after(written.command, "--spec-type") == "draft-eagle3"
+    assert (written.version, "--spec-draft-sampling" in written.command) == (
+        "llama.cpp since PR #18039 (EAGLE-3)",
+        False,
+    )
+    assert "most probable token at any temperature" in written.note
+    both = engines.settings_for("llama-cpp", dataclasses.replace(head, lookup=True))
+    assert words_after(both.command, "--spec-type") == "ngram-simple,draft-eagle3"
+    with pytest.raises(UserError, match=r"convert_hf_to_gguf.py HEAD --target-model-dir TARGET"):
+        engines.settings_for("llama-cpp", dataclasses.replace(head, draft="owner/head"))
+
+
+@pytest.mark.parametrize(
+    ("config", "captured"),
+    [
+        ({}, None),
+        ({"eagle_aux_hidden_state_layer_ids": [2, 16, 29]}, [1, 15, 28]),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 15, 28]}}, [1, 15, 28]),
+    ],
+)
+def test_tensorrt_llm_is_told_after_which_layers_a_head_reads(
+    config: dict[str, object], captured: list[int] | None, tmp_path: Path
+) -> None:
+    """vLLM names the layers before which states are taken, TensorRT-LLM those after which: by default 1, n/2 - 1 and n - 4 of n."""
+    head = {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 32000}
+    write_json(tmp_path / "config.json", head | config)
+    written = engines.settings_for("tensorrt-llm-upper", Deployment("T", str(tmp_path), 3, eagle3=True))
+    assert yaml.safe_load(written.text)["speculative_config"].get("eagle3_layers_to_capture") == captured
 
 
 def test_layers_that_vllm_does_not_find_are_named(tmp_path: Path) -> None:

@@ -929,7 +929,9 @@ def test_a_card_names_the_engines_that_serve_such_a_draft(tmp_path: Path):
         served[kind] = (tmp_path / kind / "draft/README.md").read_text()
     for kind, text in served.items():
         assert ("SGLang" in text) is (kind == "head")
-        assert "llama.cpp (" not in text
+        assert ("llama.cpp (" in text) is (kind == "head")
+        assert ("--spec-type draft-eagle3" in text) is (kind == "head")
+        assert ("convert_hf_to_gguf.py DRAFT --target-model-dir TARGET" in text) is (kind == "head")
         assert "gguf export" not in text
         assert ("draftlab widen" in text) is (kind == "parallel")
         assert ('"parallel_drafting": true' in text) is (kind != "head")
@@ -1272,7 +1274,9 @@ def test_suffix_decoding_is_served_by_vllm(option: str, threshold: float, descri
     assert described.format(found.monitor.draft_len) in found.sentence
     for target, served in (("T", "T"), ("T.gguf", "results/main/models/target")):
         judged = found.model_copy(update={"target": target})
-        engine, monitor = commands(judged, Path("out"), "", Path("results"))
+        emit, engine, monitor = commands(judged, Path("out"), "", Path("results"))
+        given = f"draftlab emit --draft-len {judged.monitor.draft_len} --suffix --target {served} "
+        assert emit == given + (f"--confidence {threshold:g} " if threshold else "") + "--out out/engines"
         words = shlex.split(engine)
         assert words[:4] == ["vllm", "serve", served, "--speculative-config"]
         length = judged.monitor.draft_len
@@ -1313,9 +1317,12 @@ def test_lookup_alone_is_served_by_the_engine_of_the_target():
         ("T", "vllm serve T --speculative-config", 8000),
         ("T.gguf", "llama-server --metrics --model T.gguf ", 8080),
     ):
-        engine, monitor = commands(found.model_copy(update={"target": target}), Path("out"), "", Path("results"))
+        emit, engine, monitor = commands(found.model_copy(update={"target": target}), Path("out"), "", Path("results"))
+        assert (
+            emit == f"draftlab emit --draft-len {found.monitor.draft_len} --lookup --target {target} --out out/engines"
+        )
         assert engine.startswith(serve)
-        assert "--draft " not in engine
+        assert "--draft " not in emit + engine
         assert f"localhost:{port}/metrics" in monitor
 
 

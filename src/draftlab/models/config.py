@@ -257,6 +257,24 @@ def longest_draft(model: Path | str) -> float:
     return (block or DFLASH_BLOCK) - 1 if is_dflash(config) else math.inf
 
 
+def layers_read(config: Mapping[str, Any], folder: Path) -> tuple[int, ...] | None:
+    """Before which layers of the target a head of EAGLE-3 reads the states; None if its config.json does not say it.
+
+    At the top level they are the layers before which states are taken, as vLLM reads them. In ``eagle_config`` a list that begins with 1 names the
+    layers after which they are taken, as SGLang reads it (sgl-project/sglang#25454).
+    """
+    stated, nested = config.get(LAYER_IDS), (config.get("eagle_config") or {}).get(LAYER_IDS)
+    layers = stated or nested
+    if not layers:
+        return None
+    is_list = isinstance(layers, list) and all(type(layer) is int and layer >= 0 for layer in layers)
+    if not is_list or layers != sorted(layers):
+        what = f"{LAYER_IDS}: {layers!r} are not layers in ascending order"
+        raise UserError(what, file=folder / "config.json", remedy="fetch the head again")
+    is_after = not stated and layers[0] == 1
+    return tuple(layer + 1 if is_after else layer for layer in layers)
+
+
 def hides_layers(config: Mapping[str, Any]) -> bool:
     """Whether a head of EAGLE-3 names the layers that it reads only in ``eagle_config``, as SpecForge does, where vLLM does not look."""
     return not config.get(LAYER_IDS) and bool((config.get("eagle_config") or {}).get(LAYER_IDS))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from draftlab.errors import UserError
-from draftlab.models.config import LAYER_IDS, mask_token_of, unsupported_settings
+from draftlab.models.config import layers_read, mask_token_of, unsupported_settings
 
 MASK_STATE = "mask_hidden"
 """The name of what a head that proposes a block in one pass reads in place of the target's states."""
@@ -88,28 +88,10 @@ def read_form(config: Mapping[str, Any], folder: Path) -> Form:
     flags = {"norm_before_residual": "transformer_layer_config" in config} | dict(further) | dict(config)
     names = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
     stated = {name: bool(flags.get(name)) for name in names}
-    return Form(_layers(config, further, folder), **stated, mask=mask)
+    return Form(layers_read(config, folder), **stated, mask=mask)
 
 
 def no_mask(folder: Path) -> UserError:
     """The error where the config.json of a head of P-EAGLE does not say which token is the mask."""
     what = "a head of P-EAGLE, and config.json names no mask_token_id or pard_token"
     return UserError(what, file=folder, remedy="fetch the head again")
-
-
-def _layers(config: Mapping[str, Any], further: Mapping[str, Any], folder: Path) -> tuple[int, ...] | None:
-    """The layers that config.json names.
-
-    At the top level they are the layers before which states are taken, as vLLM reads them. In ``eagle_config`` a list that begins with 1 names the
-    layers after which they are taken, as SGLang reads it (sgl-project/sglang#25454).
-    """
-    stated, nested = config.get(LAYER_IDS), further.get(LAYER_IDS)
-    layers = stated or nested
-    if not layers:
-        return None
-    is_list = isinstance(layers, list) and all(type(layer) is int and layer >= 0 for layer in layers)
-    if not is_list or layers != sorted(layers):
-        what = f"{LAYER_IDS}: {layers!r} are not layers in ascending order"
-        raise UserError(what, file=folder / "config.json", remedy="fetch the head again")
-    is_after = not stated and layers[0] == 1
-    return tuple(layer + 1 if is_after else layer for layer in layers)

@@ -30,6 +30,7 @@ WIDEN = (
     "If `config.json` has `head_tokens` above 0, widen the draft first: `draftlab widen --model DRAFT --out FOLDER`."
 )
 EXPORT = " For llama.cpp, export it: `draftlab gguf export --model DRAFT --vocabulary-of TARGET.gguf --out DRAFT.gguf`."
+CONVERT = f"For llama.cpp, convert it with llama.cpp's own tool: `{engines.CONVERT_HEAD.replace('HEAD', 'DRAFT')}`."
 
 
 def write(judged: Verdict, draft: str, cell: Path) -> None:
@@ -85,6 +86,8 @@ def text(
     ]
     if not eagle3:
         lines += ["", WIDEN if parallel else WIDEN + EXPORT]
+    elif not parallel:
+        lines += ["", CONVERT]
     for engine, name in ENGINES.items():
         able = [option for option in options if engine == "llama.cpp" or option.name in ("distilled", "kept_learning")]
         served = max(able, key=lambda option: option.speedup.estimate)

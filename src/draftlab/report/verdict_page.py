@@ -18,7 +18,8 @@ from draftlab.models.vocabulary_rows import ROWS_BEFORE, rows_of
 from draftlab.report import card
 from draftlab.report.page import data_uri, templates
 from draftlab.report.verdict_run import replayed
-from draftlab.serving import engines
+from draftlab.serving import engines_without_draft
+from draftlab.serving.engines import Deployment
 from draftlab.serving.verdict_format import NAMES, Option, Range, Verdict, per_second
 
 LLAMA_CPP_PADDING = 128
@@ -65,15 +66,22 @@ def commands(judged: Verdict, folder: Path, draft: str, results: Path) -> list[s
     if promise is None:
         return [shlex.join(["draftlab", "data", "check", judged.log])]
     target = _to_serve(judged.target, results / "main/models/target")
-    if promise.option == "lookup":  # has no draft model
-        return _joined([engines.lookup_command(target, promise.draft_len)], target, folder)
     folder_of_target = str(results / "main/models/target") if is_gguf(target) else target
+    looks_up = promise.option.startswith("lookup_first")
+    emit = ["draftlab", "emit", *(["llama-cpp", "--lookup"] if looks_up else []), "--draft-len", str(promise.draft_len)]
+    confidence = ["--confidence", f"{promise.threshold:g}"] if promise.threshold else []
+    out = ["--out", str(folder / "engines")]
+    if promise.option == "lookup":  # has no draft model
+        pair = Deployment(target, "", promise.draft_len, lookup=True)
+        serve = (engines_without_draft.llama_cpp if is_gguf(target) else engines_without_draft.vllm_lookup)(pair)
+        return _joined([[*emit, "--lookup", "--target", target, *out], shlex.split(serve.command)], target, folder)
     if promise.option.startswith("suffix"):  # llama.cpp has none, and vLLM reads the folder that a file became
-        serve = engines.suffix_command(folder_of_target, promise.draft_len, promise.threshold)
-        return _joined([serve], folder_of_target, folder)
+        pair = Deployment(folder_of_target, "", promise.draft_len, suffix=True, confidence=promise.threshold)
+        write = [*emit, "--suffix", "--target", folder_of_target, *confidence, *out]
+        serve = engines_without_draft.vllm_suffix(pair)
+        return _joined([write, shlex.split(serve.command)], folder_of_target, folder)
     steps: list[list[str]] = []
     option = next(option for option in judged.options if option.name == promise.option)
-    looks_up = promise.option.startswith("lookup_first")
     if looks_up and not is_gguf(target):  # llama.cpp alone can look up first, and reads nothing else
         source = str(results / "main/models/target") if card.is_hub_id(target) else target  # it reads folders alone
         target = str(folder / "target.gguf")
@@ -93,10 +101,7 @@ def commands(judged: Verdict, folder: Path, draft: str, results: Path) -> list[s
         export = ["draftlab", "gguf", "export", "--model", served, "--vocabulary-of", target]
         served = str(folder / "draft.gguf")
         steps.append([*export, "--out", served])
-    emit = ["draftlab", "emit", *(["llama-cpp", "--lookup"] if looks_up else [])]
-    emit += ["--draft-len", str(promise.draft_len), "--target", target, "--draft", served]
-    emit += ["--out", str(folder / "engines")]
-    emit += ["--confidence", f"{promise.threshold:g}"] if promise.threshold else []
+    emit += ["--target", target, "--draft", served, *out, *confidence]
     emit += ["--greedy"] if judged.temperature and option.proposal == "greedy" else []
     return _joined([*steps, emit], target, folder)
 

@@ -19,6 +19,7 @@ from draftlab.models.config import drafts_in_parallel, is_head_folder
 from draftlab.serving import records
 from draftlab.serving.acceptance import from_alpha
 from draftlab.serving.engines import EMITTERS, Deployment, EngineFile, merged, settings_for
+from draftlab.serving.engines_without_draft import METHODS, settings_without_draft
 from draftlab.serving.profiles import MOST
 
 
@@ -57,8 +58,8 @@ def nearest_context(best: Sequence[BestLength], context: int) -> int:
     return min((row.context for row in best), key=lambda c: (max(c / context, context / c), -c))
 
 
-def from_load(file: Path, context: int) -> tuple[list[tuple[int, int, int]], int]:
-    """The draft lengths by batch in the summary of ``draftlab load``, and the longest."""
+def from_load(file: Path, context: int, has_draft: bool = True) -> tuple[list[tuple[int, int, int]], int]:
+    """The draft lengths by batch in the summary of ``draftlab load``, and the longest; without a draft, its steps must have cost nothing."""
     try:
         summary = LoadSummary.model_validate(read_object(file))
     except ValidationError as error:
@@ -67,7 +68,10 @@ def from_load(file: Path, context: int) -> tuple[list[tuple[int, int, int]], int
         raise UserError(what, file=file, remedy="give OUT.json of draftlab load") from None
     if not summary.known:
         raise UserError("the simulation gave no answer", file=file, remedy="simulate 30 requests or more")
-    if summary.draft_ratio == 0:
+    if not has_draft and summary.draft_ratio:
+        remedy = "run draftlab load without --draft-ratio and --draft-profile"
+        raise UserError("the simulation assumed a draft that costs something", file=file, remedy=remedy)
+    if has_draft and summary.draft_ratio == 0:
         remedy = "run draftlab load with --draft-ratio or --draft-profile"
         raise UserError("the simulation assumed a draft that costs nothing", file=file, remedy=remedy)
     best = summary.best_by_batch_and_context
@@ -80,6 +84,8 @@ def from_load(file: Path, context: int) -> tuple[list[tuple[int, int, int]], int
     return ranges, longest
 
 
+ENGINES = dict.fromkeys(engine for method in METHODS.values() for engine in method)
+"""The engines that can draft without a model, in one way or another."""
 README = "README.md"
 """The file that says how to use the others."""
 SECTION = re.compile(r"^## (.+)\n\nfor ", re.MULTILINE)
@@ -97,9 +103,10 @@ def write(pair: Deployment, engines: Sequence[str], out: Path) -> list[EngineFil
     earlier = SECTION.findall(text) if SECTION.match(text) else []
     check_replaceable(out, ours := lambda names: not names or (bool(earlier) and names <= {README, *earlier}))
     written = []
-    for name in engines or EMITTERS:
+    settings, known = (settings_for, EMITTERS) if pair.draft else (settings_without_draft, ENGINES)
+    for name in engines or known:
         try:
-            written.append(settings_for(name, pair))
+            written.append(settings(name, pair))
         except UserError as error:
             if engines:
                 raise
@@ -124,13 +131,14 @@ def emit(
     load: Path | None = None,
     draft_len: int | None = None,
     target: str,
-    draft: str,
+    draft: str = "",
     context: int = 1024,
     alpha: float | None = None,
     acceptance: Path | None = None,
     greedy: bool = False,
     confidence: float = 0.0,
     lookup: bool = False,
+    suffix: bool = False,
     eagle3: bool = False,
     parallel: bool = False,
     out: Path,
@@ -139,31 +147,42 @@ def emit(
 
     **Arguments:**
     - `engine`: engines to write settings for: vllm, vllm-synthetic, sglang, sglang-adaptive, llama-cpp, llama-cpp-synthetic,
-      tensorrt-llm-lower, tensorrt-llm-upper, transformers, speculation-profile; without one, every engine that can use the pair
+      tensorrt-llm-lower, tensorrt-llm-upper, transformers, speculation-profile; without --draft: vllm, sglang, llama-cpp, tensorrt-llm,
+      transformers; if none is named, every engine that can use the pair
     - `load`: a JSON file of draftlab load, whose best draft lengths by batch are written
     - `draft_len`: instead of --load, one draft length for all batches, in tokens
     - `target`: the target as the engine finds it: a folder, a GGUF file or a hub id
-    - `draft`: the draft, likewise
+    - `draft`: the draft, likewise; without one, give --lookup or --suffix
     - `context`: tokens of context at which draft lengths are read from --load
     - `alpha`: acceptance of a drafted token, for the engines' simulated acceptance
     - `acceptance`: a file with an engine's records, whose acceptance is used instead of --alpha
     - `greedy`: the draft proposes its most probable token
-    - `confidence`: a block ends early where the draft's token has a lower probability than this; 0: never
-    - `lookup`: prompt lookup drafts first, and the draft where it finds nothing
+    - `confidence`: a block ends early where the draft's token has a lower probability than this, or with --suffix all its tokens together; 0: never
+    - `lookup`: prompt lookup drafts first, and the draft where it finds nothing; without --draft, prompt lookup alone
+    - `suffix`: suffix decoding drafts, without a model
     - `eagle3`: the draft is a head of EAGLE-3; a folder with one is recognized without this
     - `parallel`: the draft proposes a block in one pass, as PARD and P-EAGLE do; a folder is recognized without this
     - `out`: the folder to write
     """
     if (load is None) == (draft_len is None):
         raise UserError("no draft length, or two", remedy="give either --load or --draft-len")
-    if not (target.strip() and draft.strip()):
+    if not target.strip() or draft.isspace():
         raise UserError("an empty name of a model", remedy="give --target and --draft, each with a name")
+    of_a_draft = {
+        "--alpha": alpha,
+        "--acceptance": acceptance,
+        "--eagle3": eagle3,
+        "--parallel": parallel,
+        "--greedy": greedy,
+    }
+    if not draft and (given := [flag for flag, value in of_a_draft.items() if value not in (None, False)]):
+        raise UserError(f"{given[0]} is for a draft model", remedy=f"leave out {given[0]}, or give --draft")
     if alpha is not None and acceptance is not None:
         raise UserError("two acceptances", remedy="give either --alpha or --acceptance")
     measured = records.acceptance(acceptance) if acceptance else None
     shown = measured or (from_alpha(alpha) if alpha is not None else None)
     requests, traffic = (measured.requests, acceptance.stem) if measured and acceptance else (0, "")
-    ranges, longest = from_load(load, context) if load is not None else ([], draft_len or 0)
+    ranges, longest = from_load(load, context, bool(draft)) if load is not None else ([], draft_len or 0)
     pair = Deployment(
         target,
         draft,
@@ -175,8 +194,9 @@ def emit(
         traffic=traffic,
         confidence=confidence,
         lookup=lookup,
-        eagle3=eagle3 or is_head_folder(draft),
-        parallel=parallel or drafts_in_parallel(draft),
+        suffix=suffix,
+        eagle3=eagle3 or (bool(draft) and is_head_folder(draft)),
+        parallel=parallel or (bool(draft) and drafts_in_parallel(draft)),
     )
     for written in write(pair, engine, out):
         print(f"{written.file}: {written.version}")

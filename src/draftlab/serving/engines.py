@@ -9,14 +9,13 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 
 from draftlab.errors import UserError
-from draftlab.files.weights import is_gguf
-from draftlab.models import suffixes
-from draftlab.models.config import LAYER_IDS, hides_layers, is_head_folder, read_config
+from draftlab.models.config import LAYER_IDS, hides_layers, is_head_folder, layers_read, read_config
 from draftlab.models.ngrams import NGRAM
 from draftlab.serving.acceptance import EXTRAPOLATED, LONGEST, AcceptanceCurves
 
@@ -29,7 +28,7 @@ class Deployment:
     """A pair, its draft lengths (``draft_len`` at most, ``ranges`` by batch), and its measured acceptance.
 
     A block ends where the draft's token has a probability below ``confidence``. With ``lookup``, prompt lookup drafts, and the draft only
-    where it finds nothing. With ``eagle3`` the draft is a head of EAGLE-3. A ``parallel`` draft proposes a block in one pass. ``requests`` and
+    where it finds nothing. Without a draft (an empty name) prompt lookup drafts alone, or with ``suffix`` suffix decoding. With ``eagle3`` the draft is a head of EAGLE-3. A ``parallel`` draft proposes a block in one pass. ``requests`` and
     ``traffic`` say what was measured.
     """
 
@@ -43,6 +42,7 @@ class Deployment:
     traffic: str = ""
     confidence: float = 0.0
     lookup: bool = False
+    suffix: bool = False
     eagle3: bool = False
     parallel: bool = False
 
@@ -51,6 +51,10 @@ class Deployment:
             raise UserError(f"confidence is {self.confidence}", remedy="give a probability from 0 to less than 1")
         if self.draft_len < 1:
             raise UserError(f"draft_len is {self.draft_len}", remedy="give 1 or more, or serve without a draft")
+        if self.draft and self.suffix:
+            raise UserError("suffix decoding drafts without a model", remedy="leave out --draft, or --suffix")
+        if not self.draft and self.suffix == self.lookup:
+            raise UserError("nothing that drafts", remedy="give --draft, or else either --lookup or --suffix")
 
     def marginals(self) -> list[float]:
         """How often a step accepts at least 1, 2, ... drafted tokens, over all requests."""
@@ -96,7 +100,7 @@ def check_marginals(rates: Sequence[float], draft_len: int) -> list[float]:
     return list(rates)
 
 
-def _json(config: Mapping[str, Any]) -> str:
+def as_json(config: Mapping[str, Any]) -> str:
     return json.dumps(config, indent=1) + "\n"
 
 
@@ -127,6 +131,7 @@ HIDDEN_LAYERS = (
 """A note for a head of EAGLE-3 whose config.json names its layers elsewhere."""
 
 
+VLLM = "vllm @002e77c1"
 READS_GGUF = (
     "vLLM reads GGUF files with its package vllm-gguf-plugin; add --tokenizer with the model that the file was made of"
 )
@@ -154,7 +159,7 @@ def _vllm_file(file: str, pair: Deployment, options: Mapping[str, Any], note: st
         prefix = "VLLM_USE_V2_MODEL_RUNNER=0 "
         notes.append("model runner V2 ignores the table for draft models (vllm #51510)")
     command = prefix + shlex.join(["vllm", "serve", pair.target, "--speculative-config", json.dumps(config)])
-    return EngineFile(file, "vllm @002e77c1 (table by batch @a6f6bb1d)", _json(config), command, "; ".join(notes))
+    return EngineFile(file, f"{VLLM} (table by batch @a6f6bb1d)", as_json(config), command, "; ".join(notes))
 
 
 def vllm(pair: Deployment) -> EngineFile:
@@ -189,13 +194,13 @@ def sglang(pair: Deployment) -> EngineFile:
         "--speculative-num-draft-tokens": pair.draft_len + 1,
     }
     launch = ["python", "-m", "sglang.launch_server", "--model-path", pair.target, METRICS["sglang"]]
-    command = shlex.join(_with_flags(launch, flags))
+    command = shlex.join(with_flags(launch, flags))
     samples = f"{ARGMAX}, unless a version that knows it is given --speculative-use-rejection-sampling"
     notes = [ONE_LENGTH] * pair.changes_length + [samples] * pair.sampled
     return EngineFile("sglang.sh", SGLANG, f"{command}\n", command, "; ".join(notes))
 
 
-def _with_flags(words: Sequence[str], flags: Mapping[str, object]) -> list[str]:
+def with_flags(words: Sequence[str], flags: Mapping[str, object]) -> list[str]:
     return [*words, *(str(word) for flag in flags.items() for word in flag)]
 
 
@@ -214,25 +219,32 @@ def check_sglang_adaptive(config: Mapping[str, Any]) -> None:
 
 
 def sglang_adaptive(pair: Deployment) -> EngineFile:
-    """One length for each slot of batches: a fixed table. EAGLE only; STANDALONE takes ``sglang.sh``'s one length (#23519)."""
+    """One length for each slot of batches: a fixed table, for heads of EAGLE. Other drafts have ``sglang.sh``'s one length (#23519)."""
+    if not pair.eagle3:
+        what = "SGLang reads lengths by batch for heads of EAGLE alone (pull request #23519 is open)"
+        raise UserError(what, remedy="name sglang, which gets one length for all batches")
     ranges = pair.ranges or [(1, 1, pair.draft_len)]
     config = {str(first): {"candidate_steps": [length]} for first, _, length in ranges}
     check_sglang_adaptive(config)
-    flags = "--speculative-adaptive --speculative-adaptive-config sglang_adaptive.json"
-    note = "" if pair.eagle3 else "EAGLE and EAGLE3 only: with STANDALONE, SGLang falls back to one length"
-    return EngineFile("sglang_adaptive.json", SGLANG, _json(config), flags, note)
+    file = "sglang_adaptive.json"
+    command = f"{sglang(pair).command} --speculative-adaptive --speculative-adaptive-config {file}"
+    return EngineFile(file, SGLANG, as_json(config), command)
 
 
 def _llama_server(file: str, pair: Deployment, options: Mapping[str, object], note: str) -> EngineFile:
     for model in (pair.target, pair.draft):
         if not model.endswith(".gguf"):
-            raise UserError(f"{model} is not a GGUF file", remedy="export it first: draftlab gguf export")
-    flags: dict[str, object] = {"--model": pair.target, "--spec-draft-model": pair.draft, "--spec-type": "draft-simple"}
+            is_head = pair.eagle3 and model == pair.draft
+            remedy = f"convert it first: {CONVERT_HEAD}" if is_head else "export it first: draftlab gguf export"
+            raise UserError(f"{model} is not a GGUF file", remedy=remedy)
+    kind = HEAD if pair.eagle3 else "draft-simple"
+    flags: dict[str, object] = {"--model": pair.target, "--spec-draft-model": pair.draft, "--spec-type": kind}
     flags |= {"--spec-draft-n-max": pair.draft_len, **options}
     if pair.lookup:  # the first that drafts something is used
-        flags |= {"--spec-type": f"{LOOKUP},draft-simple", **llama_cpp_lookup(pair.draft_len)}
-    command = shlex.join(_with_flags(["llama-server", METRICS["llama.cpp"]], flags))
-    since = next((version for flag, version in SINCE.items() if flag in flags), "PR #22964 (May 2026)")
+        flags |= {"--spec-type": f"{LOOKUP},{kind}", **llama_cpp_lookup(pair.draft_len)}
+    command = shlex.join(with_flags(["llama-server", METRICS["llama.cpp"]], flags))
+    first = "PR #18039 (EAGLE-3)" if pair.eagle3 else "PR #22964 (May 2026)"
+    since = next((version for flag, version in SINCE.items() if flag in flags), first)
     return EngineFile(file, f"llama.cpp since {since}", f"{command}\n", command, note)
 
 
@@ -241,29 +253,12 @@ SAMPLES = "--spec-draft-sampling"
 SYNTHETIC = "--spec-synth-rates"
 SINCE = {SAMPLES: "b11368 (PR #27694)", SYNTHETIC: "PR #27711 (August 2026)"}
 """The version of llama.cpp that brought a flag; without them, the one that named drafts ``draft-simple``. An older one refuses to start."""
+HEAD = "draft-eagle3"
+"""llama.cpp's name for a head of EAGLE-3."""
+CONVERT_HEAD = "python convert_hf_to_gguf.py HEAD --target-model-dir TARGET --outfile HEAD.gguf"
+"""How llama.cpp's own tool makes a GGUF file of a head, which takes the tokenizer and the layers to read from the target's folder."""
 LOOKUP = "ngram-simple"
 """llama.cpp's name for prompt lookup."""
-
-
-def lookup_command(target: str, draft_len: int) -> list[str]:
-    """The command that serves a target with prompt lookup alone: llama.cpp's for a GGUF file, else vLLM's."""
-    if is_gguf(target):
-        flags: dict[str, object] = {"--model": target, "--spec-type": LOOKUP, **llama_cpp_lookup(draft_len)}
-        return _with_flags(["llama-server", METRICS["llama.cpp"]], flags)
-    ngram = {"method": "ngram", "num_speculative_tokens": draft_len}
-    ngram |= {"prompt_lookup_max": NGRAM, "prompt_lookup_min": NGRAM}
-    return ["vllm", "serve", target, "--speculative-config", json.dumps(ngram)]
-
-
-def suffix_command(target: str, draft_len: int, threshold: float) -> list[str]:
-    """The command that serves a target with suffix decoding in vLLM, which needs the package ``arctic-inference`` for it.
-
-    A block ends before its tokens together are less probable than the ``threshold``; 0: than ``suffixes.LEAST``.
-    """
-    least = max(threshold, suffixes.LEAST)
-    suffix: dict[str, object] = {"method": "suffix", "num_speculative_tokens": draft_len}
-    suffix |= {"suffix_decoding_max_tree_depth": suffixes.LONGEST, "suffix_decoding_min_token_prob": least}
-    return ["vllm", "serve", target, "--speculative-config", json.dumps(suffix)]
 
 
 def llama_cpp_lookup(draft_len: int) -> dict[str, object]:
@@ -271,13 +266,22 @@ def llama_cpp_lookup(draft_len: int) -> dict[str, object]:
     return {"--spec-ngram-simple-size-n": NGRAM, "--spec-ngram-simple-size-m": max(draft_len, NGRAM)}
 
 
+def looks_up_more(draft_len: int) -> list[str]:
+    """A note if llama.cpp looks up more tokens than are wanted."""
+    more = f"prompt lookup drafts {NGRAM} tokens: llama.cpp drops drafts of fewer tokens than it matches"
+    return [more] * (draft_len < NGRAM)
+
+
 def llama_cpp(pair: Deployment) -> EngineFile:
     """``llama-server``: one length for all batches; a block ends below ``p-min`` (by default 0: never)."""
     options: dict[str, object] = {"--spec-draft-n-min": 0, "--spec-draft-p-min": float(pair.confidence)}
-    if pair.sampled:
+    if pair.sampled and not pair.eagle3:
         options[SAMPLES] = "probabilistic"
-    looks_up_more = f"prompt lookup drafts {NGRAM} tokens: llama.cpp drops drafts of fewer tokens than it matches"
-    notes = [ONE_LENGTH] * pair.changes_length + [looks_up_more] * (pair.lookup and pair.draft_len < NGRAM)
+    notes = (
+        [ARGMAX] * (pair.sampled and pair.eagle3)
+        + [ONE_LENGTH] * pair.changes_length
+        + (looks_up_more(pair.draft_len) if pair.lookup else [])
+    )
     return _llama_server("llama_server.sh", pair, options, "; ".join(notes))
 
 
@@ -326,10 +330,12 @@ def merged(ranges: Ranges) -> list[tuple[int, int, int]]:
 def tensorrt(meaning: Meaning, pair: Deployment) -> EngineFile:
     """TensorRT-LLM's configuration, for one meaning of the keys in its schedule."""
     config: dict[str, Any] = {
-        "decoding_type": "PARD" if pair.parallel else "Draft_Target",
+        "decoding_type": "PARD" if pair.parallel else "Eagle3" if pair.eagle3 else "Draft_Target",
         "max_draft_len": pair.draft_len,
         "speculative_model": pair.draft,
     }
+    if is_head_folder(pair.draft) and (layers := layers_read(read_config(pair.draft), Path(pair.draft))):
+        config["eagle3_layers_to_capture"] = [layer - 1 for layer in layers]  # their output, not the input of the next
     if pair.ranges:
         config["draft_len_schedule"] = tensorrt_schedule(pair.ranges, pair.draft_len, meaning)
     version, keys = TENSORRT[meaning]
@@ -356,7 +362,7 @@ def transformers(pair: Deployment) -> EngineFile:
         note += f"; {ONE_LENGTH}"
     if pair.confidence:
         note += "; where scikit-learn is installed, transformers moves the confidence after each block"
-    return EngineFile(file, "transformers 5.23", _json(config), command, note)
+    return EngineFile(file, "transformers 5.23", as_json(config), command, note)
 
 
 def speculation_profile(pair: Deployment) -> EngineFile:
@@ -381,7 +387,7 @@ def speculation_profile(pair: Deployment) -> EngineFile:
         "validation": {"mean_consistency": consistency},
     }
     version = "NVIDIA Model-Optimizer PR #2247 (open)"
-    return EngineFile("speculation_profile.json", version, _json(profile), note=pair.extrapolated)
+    return EngineFile("speculation_profile.json", version, as_json(profile), note=pair.extrapolated)
 
 
 EMITTERS: dict[str, Callable[[Deployment], EngineFile]] = {
@@ -402,7 +408,7 @@ LOOKS_UP = frozenset({"llama-cpp"})
 """Engines that can look up the prompt first, and draft where that finds nothing."""
 IN_PARALLEL = frozenset({"vllm", "vllm-synthetic", "tensorrt-llm-lower", "tensorrt-llm-upper", "speculation-profile"})
 """Engines whose draft can propose a block in one pass, and a file that no engine reads."""
-READ_STATES = frozenset({"vllm", "vllm-synthetic", "sglang", "sglang-adaptive"})
+READ_STATES = frozenset({"vllm", "vllm-synthetic", "sglang", "sglang-adaptive", "llama-cpp", "tensorrt-llm-upper"})
 """Engines for which settings of a head of EAGLE-3 are written."""
 
 
@@ -416,7 +422,8 @@ def settings_for(engine: str, pair: Deployment) -> EngineFile:
     if pair.lookup and engine not in LOOKS_UP:
         remedy = f"leave out --lookup, or name {' or '.join(sorted(LOOKS_UP))}"
         raise UserError(f"{engine} drafts in one way alone", remedy=remedy)
-    if pair.parallel and engine not in IN_PARALLEL:
+    is_parallel_head = pair.parallel and pair.eagle3 and not engine.startswith("vllm")
+    if pair.parallel and (engine not in IN_PARALLEL or is_parallel_head):
         what = f"{engine} drafts token after token, and this draft proposes a block in one pass"
         raise UserError(what, remedy="name vllm")
     if engine.startswith("tensorrt") and (pair.target.endswith(".gguf") or pair.draft.endswith(".gguf")):
