@@ -646,6 +646,21 @@ def test_prometheus_text_may_begin_with_a_byte_order_mark(tmp_path: Path) -> Non
     assert found.accepted == 20
 
 
+def test_records_of_tensorrt_llm_are_refused_with_the_reason(tmp_path: Path) -> None:
+    """They count drafted and accepted tokens of a request, but not its steps."""
+    counted = {"acceptance_rate": 0.5, "total_accepted_draft_tokens": 6, "total_draft_tokens": 12}
+    row = {
+        "request_id": 3,
+        "perf_metrics": {"timing_metrics": {}, "speculative_decoding": counted},
+        "status": "complete",
+    }
+    write_json(tmp_path / "perf_metrics.json", [row])
+    for reader in (records.acceptance, lambda file: list(records.read(file))):
+        with pytest.raises(UserError, match=r"do not say in how many steps it drafted .give its /metrics instead"):
+            reader(tmp_path / "perf_metrics.json")
+    assert records.read_one({"perf_metrics": {"timing_metrics": {}}}) is None
+
+
 def test_recorded_histograms_become_acceptance(tmp_path: Path) -> None:
     (tmp_path / "r.jsonl").write_text("\n".join(["{", json.dumps(VLLM_REQUEST), json.dumps(SAME[2])]))
     found = records.acceptance(tmp_path / "r.jsonl")

@@ -1301,6 +1301,20 @@ def test_suffix_decoding_pays_for_its_search_where_it_was_measured(option: str):
     assert elsewhere.speedup == lookup.speedup
 
 
+def test_the_best_length_by_batch_has_its_gain_over_the_requests():
+    """A lone request is the case without a load: as fast as the option at that length, if its blocks cost the same."""
+    rows = table(0.8, spread=0.1)
+    (option,) = decide(rows).options
+    assert set(option.by_batch) == set(option.gain_by_batch)
+    for batch, length in option.by_batch.items():
+        gain = option.gain_by_batch[batch]
+        assert (gain.estimate > 1) is (length > 0)
+        assert gain.low < gain.estimate < gain.high if length else gain.low == gain.high == 1
+    assert option.by_batch[1] > 0
+    text = page(decide(rows))
+    assert f"{option.by_batch[1]}: {option.gain_by_batch[1].show()}" in text
+
+
 def test_suffix_decoding_whose_blocks_differ_in_length_is_not_simulated_under_load():
     """The simulated server would read five drafted tokens in every block, of which suffix decoding drafts two."""
     found_more = table(0.8, option="suffix").assign(steps=0.0, drafted=lambda t: t["blocks"] * t["draft_len"] * 0.4)

@@ -21,6 +21,7 @@ from draftlab.report.verdict_run import replayed
 from draftlab.serving import engines_without_draft
 from draftlab.serving.engines import Deployment
 from draftlab.serving.verdict_format import NAMES, Option, Range, Verdict, per_second
+from draftlab.serving.verdict_under_load import LOADS
 
 LLAMA_CPP_PADDING = 128
 """By how many rows two vocabularies may differ in llama.cpp's own speculative decoding."""
@@ -51,6 +52,7 @@ def page(judged: Verdict) -> str:
         v=judged,
         names=NAMES,
         enough=ENOUGH,
+        loads=LOADS,
         figures=figures,
         version=__version__,
         per_second=per_second,

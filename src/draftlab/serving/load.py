@@ -98,8 +98,8 @@ def _crossing_line(draft_len: int, rates: Sequence[float | None], known: Sequenc
     if rate == 0:
         at = "pays off at none of these rates" if high == 0 else "is not known to pay off at any of these rates"
         return f"draft length {draft_len} {at}"
-    outside = {0: f"below {per_second(known[0])}", None: f"above {per_second(known[-1])}"}
-    at, *ends = (outside[r] if not r else per_second(r) for r in rates)
+    below, above = f"below {per_second(known[0])}", f"above {per_second(known[-1])}"
+    at, *ends = (above if r is None else per_second(r) if r else below for r in rates)
     return f"draft length {draft_len} stops paying off at {at} [{', '.join(ends)}] requests a second"
 
 

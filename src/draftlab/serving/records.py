@@ -88,7 +88,18 @@ def _llama_cpp(row: Mapping[str, Any]) -> SpeculationCounts | None:
     )
 
 
-READERS = (_vllm_request, _vllm_bench, _sglang_request, _llama_cpp)
+def _tensorrt_request(row: Mapping[str, Any]) -> None:
+    """Refuse ``perf_metrics`` of a request of TensorRT-LLM: it counts tokens alone, so that the length of a block is not known."""
+    metrics = row.get("perf_metrics")
+    counted = metrics.get("speculative_decoding") if isinstance(metrics, Mapping) else None
+    if isinstance(counted, Mapping) and "total_draft_tokens" in counted:
+        raise UserError(
+            "TensorRT-LLM's records of requests do not say in how many steps it drafted",
+            remedy="give its /metrics instead, served with return_perf_metrics: true",
+        )
+
+
+READERS = (_tensorrt_request, _vllm_request, _vllm_bench, _sglang_request, _llama_cpp)
 
 
 def _number(value: Any) -> float:

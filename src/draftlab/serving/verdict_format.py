@@ -138,6 +138,7 @@ class Option(_Record):
     ``tips_at`` is the acceptance from which some length pays off. It is empty if none does, and for blocks that end early, because their
     acceptance does not determine their number. ``recorded_bytes``: the target's recorded distributions that the draft learnt from;
     ``sent_bytes``: the weights sent to the server, once after distillation, and after every update of a draft that keeps learning.
+    ``by_batch`` and ``gain_by_batch``: the draft length that emits most tokens a second by requests in a step, and its speed-up (1: no length pays).
     ``payback_requests``: the requests that win back ``update_seconds`` of this machine; none if they never do, or if ``payback_unknown`` says
     why that is not known.
     """
@@ -158,6 +159,7 @@ class Option(_Record):
     thirds: list[Part]
     categories: list[Part]
     by_batch: dict[int, int] = {}
+    gain_by_batch: dict[int, Range] = {}
     forecast: Forecast | None = None
     learning: Learning | None = None
     update_seconds: float | None = None
@@ -182,6 +184,15 @@ class AtLoad(_Record):
     by_length: dict[int, float]
     left_out: dict[str, int] = {}
     overloaded: bool = False
+
+    @property
+    def best_drafted(self) -> str:
+        """The speed-up of the best draft length other than 0, in words."""
+        drafted = {k: gain for k, gain in self.by_length.items() if k}
+        if not drafted:
+            return ""
+        best = max(drafted, key=lambda k: drafted[k])
+        return f"{drafted[best]:.{decimals(drafted[best])}f} with {best} drafted"
 
 
 class MonitorPromise(_Record):

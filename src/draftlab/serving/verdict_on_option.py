@@ -37,7 +37,7 @@ from draftlab.serving.verdict_format import (
     Range,
     decimals,
 )
-from draftlab.serving.verdict_under_load import length_by_batch
+from draftlab.serving.verdict_under_load import best_by_batch
 
 GAIN = 0.01
 """A gain in acceptance that is too small to be worth more requests."""
@@ -65,6 +65,7 @@ def judge(name: str, rows: pd.DataFrame, costs: BlockCosts) -> Option:
     most = ceiling(at_length(every, longest), own_costs)
     tips = None if best.threshold else break_even(own_costs, _beside(replayed, own_costs))
     alpha = ratio(replayed, "accepted", "visited")
+    by_batch = best_by_batch(replayed, costs) if _has_draft(replayed) and not best.threshold else {}
     return Option(
         name=name,
         verdict=verdict,
@@ -82,7 +83,8 @@ def judge(name: str, rows: pd.DataFrame, costs: BlockCosts) -> Option:
         thirds=_thirds(stream, costs),
         categories=_categories(replayed, costs),
         forecast=_forecast(stream) if name == "kept_learning" else None,
-        by_batch=length_by_batch(replayed, costs) if _has_draft(replayed) and not best.threshold else {},
+        by_batch={batch: length for batch, (length, _) in by_batch.items()},
+        gain_by_batch={batch: gain for batch, (_, gain) in by_batch.items()},
         threshold=best.threshold,
     )
 

@@ -16,7 +16,7 @@ from draftlab.serving.costs import BlockCosts
 from draftlab.serving.profiles import Profile
 from draftlab.serving.speedup import held_out, mean_context, other_costs, range_of_few, resampled
 from draftlab.serving.sweep import CONTEXTS, Goal, best_lengths, capacity, sweep, that_fit
-from draftlab.serving.verdict_format import NAMES, AtLoad, Option, Outcome, per_second
+from draftlab.serving.verdict_format import NAMES, AtLoad, Option, Outcome, Range, per_second
 
 SHARES = (0.25, 0.5, 1.0, 2.0)
 """The loads to simulate, as multiples of the given load."""
@@ -141,14 +141,24 @@ def outcome_at_load(name: str, at: AtLoad) -> tuple[Outcome, str]:
     return "not yet known", f"Not yet known: {where} {gain}"
 
 
-def length_by_batch(rows: pd.DataFrame, costs: BlockCosts) -> dict[int, int]:
-    """The draft length that emits most tokens a second by batch (0: none), as ``sweep.best_lengths``, at the context of these requests."""
+def best_by_batch(rows: pd.DataFrame, costs: BlockCosts) -> dict[int, tuple[int, Range]]:
+    """By batch, the draft length that emits most tokens a second (0: none) and its speed-up, with an interval over requests.
+
+    As in ``sweep.best_lengths``, at the context of these requests; each has the acceptance at which its answer takes as many blocks as in replay.
+    """
     context = mean_context(rows)
     nearest = min(CONTEXTS, key=lambda known: abs(known - context))
-    alpha = min(float(rows["accepted"].sum() / rows["visited"].sum()), 1.0)
-    lengths = best_lengths(_profile_of(rows, costs), from_alpha(alpha))
-    lengths = lengths[lengths["context"] == nearest]
-    return {int(batch): int(k) for batch, k in zip(lengths["batch"], lengths["best_draft_len"], strict=True)}
+    emitted = rows["emitted"].to_numpy()
+    alphas = alphas_of_blocks(rows["blocks"].to_numpy(), emitted.astype(int), int(rows["draft_len"].iloc[0]))
+    acceptance = replace(from_alpha(alphas.tolist()), tokens=emitted.astype(float), requests=len(rows))
+    lengths = best_lengths(_profile_of(rows, costs), acceptance)
+    return {
+        int(row["batch"]): (
+            int(row["best_draft_len"]),
+            Range(estimate=row["speedup"], low=row["speedup_low"], high=row["speedup_high"]),
+        )
+        for row in lengths[lengths["context"] == nearest].to_dict("records")
+    }
 
 
 def _profile_of(rows: pd.DataFrame, costs: BlockCosts) -> Profile:
