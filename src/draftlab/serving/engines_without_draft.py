@@ -85,7 +85,10 @@ def sglang_suffix(pair: Deployment) -> EngineFile:
     }
     launch = ["python", "-m", "sglang.launch_server", "--model-path", pair.target, METRICS["sglang"]]
     command = shlex.join(with_flags(launch, flags))
-    other = "another method with such a memory: it verifies as many tokens in every step, also where it finds nothing, so the verdict's promise does not hold; on NVIDIA GPUs only"
+    other = (
+        f"another method with such a memory: every step verifies {pair.draft_len} drafted tokens, also where nothing is found, "
+        "so the verdict's promise does not hold; on NVIDIA GPUs only"
+    )
     return EngineFile("sglang_ngram.sh", SGLANG, f"{command}\n", command, _note(pair, other))
 
 
@@ -105,7 +108,10 @@ def tensorrt_lookup(pair: Deployment) -> EngineFile:
 def tensorrt_suffix(pair: Deployment) -> EngineFile:
     """``SA``, a suffix automaton of each of the last requests."""
     config = {"decoding_type": "SA", "max_draft_len": pair.draft_len, "enable_global_pool": True}
-    other = "another method with such a memory: it drafts what followed the longest match, not the most frequent text, and remembers the last 64 requests or more, so the verdict's promise does not hold"
+    other = (
+        "another method with such a memory: it drafts what followed the longest match, not the most frequent text, and remembers "
+        "the last 64 requests or more, so the verdict's promise does not hold"
+    )
     return _tensorrt("tensorrt_llm_sa.yaml", pair, config, {}, other)
 
 
@@ -133,9 +139,7 @@ def settings_without_draft(engine: str, pair: Deployment) -> EngineFile:
     """The file for an engine; a ``UserError`` if it does not draft in this way, or not from such a target."""
     method = "suffix" if pair.suffix else "lookup"
     if engine not in METHODS[method]:
-        what = (
-            f"no settings of {'suffix decoding' if pair.suffix else 'prompt lookup'} alone are written for {engine!r}"
-        )
+        what = f"{engine} has no {'suffix decoding' if pair.suffix else 'prompt lookup'}"
         raise UserError(what, remedy=f"name {', '.join(METHODS[method])}")
     if pair.confidence and (engine, method) != ("vllm", "suffix"):
         raise UserError(f"blocks of {engine} do not end early here", remedy="leave out --confidence")
