@@ -2,6 +2,7 @@
 
 import collections
 import sys
+import types
 
 import pytest
 
@@ -52,6 +53,16 @@ def test_events_can_be_read_back(tmp_path):
     tags = events.Tags()["tensors"]
     assert "osd_online/gsm8k/online/0" in tags
     assert sum(len(events.Tensors(tag)) for tag in tags) == count == 20 * 4 * 3 * (rows["method"].nunique() - 1)
+
+
+def test_a_table_of_an_earlier_run_is_left_out(tmp_path, monkeypatch):
+    for name in ("osd_online", "osd_shift_sharp"):
+        TABLES[name](stream_index=20).to_csv(tmp_path / f"{name}.csv", index=False)
+    written = []
+    writer = types.SimpleNamespace(add_scalar=lambda tag, *_: written.append(tag.partition("/")[0]), close=lambda: None)
+    monkeypatch.setitem(sys.modules, "tensorboard.summary", types.SimpleNamespace(Writer=lambda folder: writer))
+    tensorboard.write(tmp_path, tmp_path / "events", ("osd_online",))
+    assert set(written) == {"osd_online"}
 
 
 def test_without_streams_or_without_the_package_it_says_so(tmp_path, monkeypatch):

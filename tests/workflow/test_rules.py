@@ -190,6 +190,14 @@ def publish(checkout):
     return lambda: snakemake(checkout, *words)
 
 
+def test_the_curves_of_a_run_are_those_of_its_experiments(checkout):
+    """Tables of experiments that an earlier run had may lie in the same folder."""
+    run = ["--config", "scale=smoke", "experiments=osd_online", "tracker=tensorboard"]
+    said = snakemake(checkout, "-n", "-p", *run, "--", "results/smoke/tensorboard")
+    (words,) = re.findall(r"draftlab tensorboard (.*?)--out", said, re.S)
+    assert "--experiments osd_online " in words
+
+
 def test_publish_makes_the_published_table_and_runs_again_after_it_was_taken_back(checkout, publish):
     published = checkout / "paper_figures/laptop/data/osd_speedup_theory.csv.gz"
     for _ in range(2):

@@ -149,12 +149,14 @@ rule tracker:
     resources:
         **resources_of("tracker"),
     params:
+        experiments=list(RUN.experiments),
         code=code("report.tensorboard"),
     message:
         "Write the curves as TensorBoard events"
     shell:
         r"""
-        draftlab tensorboard --results "$(dirname {output.events:q})" --out {output.events:q} >{log:q} 2>&1
+        draftlab tensorboard --results "$(dirname {output.events:q})" --experiments {params.experiments:q} \
+            --out {output.events:q} >{log:q} 2>&1
         """
 
 

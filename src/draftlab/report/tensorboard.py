@@ -16,14 +16,15 @@ WINDOW = 50
 Point = tuple[str, int, float]
 
 
-def write(results: Path, out: Path) -> int:
+def write(results: Path, out: Path, experiments: tuple[str, ...] = ()) -> int:
     """Write the curves of a run as TensorBoard events (needs the package tensorboard): alpha along every stream.
 
     **Arguments:**
     - `results`: the folder of the run
     - `out`: the folder for the events
+    - `experiments`: the experiments of the run; without one, every table that an experiment has
     """
-    points = [point for path in tidy.tables_of(results).values() for point in curves(path)]
+    points = [point for path in tidy.tables_of(results, experiments).values() for point in curves(path)]
     if not points:
         raise UserError("no table with a stream", file=results, remedy="run the experiment osd_online first")
     try:
