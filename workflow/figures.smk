@@ -94,12 +94,12 @@ rule paper_figures:
         ),
     shell:
         r"""
-        # Without this, each of the {threads} processes would start {threads} BLAS threads.
+        # Without this, each process would start as many BLAS threads as there are processes.
         OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 draftlab figures \
             --data {params.folder:q}/data \
             --scale {params.scale:q} \
             --out {params.folder:q} \
             --drawn {output.drawn:q} \
-            --processes {threads} \
+            --processes {threads:q} \
             >{log:q} 2>&1
         """

@@ -384,14 +384,12 @@ def test_html_in_prompts_and_answers_stays_text(folder: Path) -> None:
 
 
 def test_every_value_in_a_rules_command_is_quoted() -> None:
-    """``:q`` quotes for the shell (``launch`` and ``gpus`` are words of the rules' own); the workflow's tests run a file named ``mine; touch hacked.jsonl`` through the rules."""
+    """``:q`` quotes for the shell; the workflow's tests run a file named ``mine; touch hacked.jsonl`` through the rules."""
     seen = 0
     for file in sorted((ROOT / "workflow").rglob("*.smk")):
         for block in re.findall(r'shell:\s+r?"""(.*?)"""', file.read_text(encoding="utf-8"), re.DOTALL):
             for value in re.findall(r"(?<![{$])\{([^{}]+)\}(?!\})", block):
-                assert value.endswith(":q") or value in ("threads", "params.launch", "params.gpus"), (
-                    f"{file.name}: {{{value}}}"
-                )
+                assert value.endswith(":q"), f"{file.name}: {{{value}}}"
                 seen += 1
     assert seen > 80
 

@@ -38,11 +38,7 @@ for STAGE in STAGES.values():
                 else {}
             ),
             **named_contents(),
-            launch=(
-                f"accelerate launch --num_processes {RUN.settings.compute.processes} -m draftlab"
-                if STAGE.launch and RUN.settings.compute.processes > 1
-                else "draftlab"
-            ),
+            launch=launch_of(STAGE),
             cell=lambda wildcards: json.dumps(
                 RUN.cell_file(wildcards.experiment, wildcards.cell), indent=1
             ),
@@ -61,7 +57,7 @@ for STAGE in STAGES.values():
             printf '%s\n' {params.cell:q} >{output.cell:q}
             # Snakemake sets these to all cores of a measurement; torch prefers MKL's to OpenMP's.
             export OMP_NUM_THREADS={params.threads:q} MKL_NUM_THREADS={params.threads:q} OPENBLAS_NUM_THREADS={params.threads:q}
-            {params.gpus} {params.launch} run {output.cell:q} >{log:q} 2>&1
+            {params.gpus:q} {params.launch:q} run {output.cell:q} >{log:q} 2>&1
             """
 
 

@@ -34,8 +34,18 @@ def resources_of(rule):
 
 
 def on_gpus(wildcards, resources):
-    """Prefix of a command that gives the job its own GPUs, if it asks for any."""
-    return f"python -m draftlab.files.gpus {resources.gpu}" if resources.gpu else ""
+    """Words before a command that give the job its own GPUs, if it asks for any."""
+    return (
+        ["python", "-m", "draftlab.files.gpus", resources.gpu] if resources.gpu else []
+    )
+
+
+def launch_of(stage):
+    """The command of a stage: as several processes, if it can run so and the scale asks for it."""
+    processes = RUN.settings.compute.processes
+    if stage.launch and processes > 1:
+        return f"accelerate launch --num_processes {processes} -m draftlab".split()
+    return ["draftlab"]
 
 
 def threads_of(rule):
@@ -162,51 +172,45 @@ def prompts_of(pair, *splits):
     ]
 
 
-def released(role):
-    """Input function: the package that contains a model of a pair, if it comes from one."""
+def recipe_of(wildcards):
+    """The recipe of the model that a job makes: of a draft, else of the target."""
+    return PAIRS[wildcards.pair].models[getattr(wildcards, "draft", "target")]
 
-    def wanted(wildcards):
-        made = PAIRS[wildcards.pair].models[getattr(wildcards, "draft", role)]
-        name = package_of(made.model)
-        return [f"results/{wildcards.run}/packages/{name}.json"] if name else []
 
-    return wanted
+def released(wildcards):
+    """Input function: the package that contains the model, if it comes from one."""
+    name = package_of(recipe_of(wildcards).model)
+    return [f"results/{wildcards.run}/packages/{name}.json"] if name else []
 
 
 def made_from(wildcards):
     """Input function: what a draft is made from: prompts to train on, the target if it reuses parts of it, answers that select the tokens of a trimmed head."""
-    recipe, pair = (
-        PAIRS[wildcards.pair].drafts[wildcards.draft],
-        f"results/{wildcards.run}/{wildcards.pair}",
-    )
-    parts = not recipe.model and recipe.design != "scratch"
+    draft, pair = recipe_of(wildcards), f"results/{wildcards.run}/{wildcards.pair}"
+    parts = not draft.model and draft.design != "scratch"
     answers = (
         RUN.settings.datasets_of(wildcards.pair)
-        if recipe.head and not recipe.model
+        if draft.head and not draft.model
         else []
     )
     return {
         "prompts": (
-            prompts_of(wildcards.pair, "train") if recipe.learns == "answers" else []
+            prompts_of(wildcards.pair, "train") if draft.learns == "answers" else []
         ),
         "target": [f"{pair}/models/target/config.json"] if parts else [],
         "answers": [f"{pair}/answers/{name}.train/answers.jsonl" for name in answers],
     }
 
 
-def recipe(role):
+def recipe(wildcards):
     """Command-line flags of the recipe of a model."""
-    return lambda wildcards: plan.flags(
-        PAIRS[wildcards.pair].models[getattr(wildcards, "draft", role)],
-        template=PAIRS[wildcards.pair].answers.template,
+    return plan.flags(
+        recipe_of(wildcards), template=PAIRS[wildcards.pair].answers.template
     )
 
 
-def content(role, weights=True):
+def content(wildcards):
     """Digest of the folder or file that a model comes from. If its content changes, the model is made again."""
-    return lambda wildcards: plan.content_of_model(
-        PAIRS[wildcards.pair].models[getattr(wildcards, "draft", role)].model, weights
-    )
+    return plan.content_of_model(recipe_of(wildcards).model)
 
 
 def named_contents():

@@ -36,7 +36,7 @@ rule label:
         "Find the classes ({wildcards.label}) of {wildcards.dataset}"
     shell:
         r"""
-        {params.gpus} draftlab data classify \
+        {params.gpus:q} draftlab data classify \
             --prompts {input.prompts:q} \
             --label {wildcards.label:q} \
             --method {params.method:q} \

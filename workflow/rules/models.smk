@@ -35,7 +35,7 @@ rule tokenizer:
             else prompts_of(wildcards.pair, "train")
         ),
         asked=lambda wildcards: prompts_of(wildcards.pair, "train", "eval"),
-        package=released("target"),
+        package=released,
     output:
         tokenizer="results/{run}/{pair}/models/tokenizer/tokenizer.json",
     log:
@@ -46,10 +46,12 @@ rule tokenizer:
     resources:
         **resources_of("tokenizer"),
     params:
-        recipe=recipe("target"),
+        recipe=recipe,
         max_new_tokens=lambda wildcards: PAIRS[wildcards.pair].answers.max_new_tokens,
         draft_context=lambda wildcards: plan.context_of_drafts(PAIRS[wildcards.pair]),
-        content=content("target", weights=False),
+        content=lambda wildcards: plan.content_of_model(
+            recipe_of(wildcards).model, weights=False
+        ),
         out=subpath(output.tokenizer, parent=True),
         code=code("train.pretrain"),
     message:
@@ -76,7 +78,7 @@ rule target:
             else prompts_of(wildcards.pair, "train")
         ),
         tokenizer="results/{run}/{pair}/models/tokenizer/tokenizer.json",
-        package=released("target"),
+        package=released,
     output:
         model="results/{run}/{pair}/models/target/config.json",
     log:
@@ -88,8 +90,8 @@ rule target:
     resources:
         **resources_of("target"),
     params:
-        recipe=recipe("target"),
-        content=content("target"),
+        recipe=recipe,
+        content=content,
         tokenizer=subpath(input.tokenizer, parent=True),
         out=subpath(output.model, parent=True),
         code=code("train.pretrain"),
@@ -110,7 +112,7 @@ rule draft:
     """Train a draft, from scratch or from parts of the target, or fetch the draft that the run names."""
     input:
         unpack(made_from),
-        package=released("draft"),
+        package=released,
         tokenizer="results/{run}/{pair}/models/tokenizer/tokenizer.json",
     output:
         model="results/{run}/{pair}/models/{draft}/config.json",
@@ -125,8 +127,8 @@ rule draft:
     resources:
         **resources_of("draft"),
     params:
-        recipe=recipe("draft"),
-        content=content("draft"),
+        recipe=recipe,
+        content=content,
         target=lambda wildcards, input: (
             ["--target", os.path.dirname(input.target[0])] if input.target else []
         ),
@@ -186,7 +188,7 @@ rule answer:
         "Record the target's answers: {wildcards.pair} {wildcards.dataset} {wildcards.split}"
     shell:
         r"""
-        {params.gpus} draftlab answer {params.settings:q} {params.server:q} \
+        {params.gpus:q} draftlab answer {params.settings:q} {params.server:q} \
             --prompts {input.prompts:q} \
             --requests {params.requests:q} \
             --temperature {params.temperature:q} \
@@ -231,7 +233,7 @@ rule pairs:
         "Record target and draft logits: {wildcards.pair} {wildcards.dataset}{wildcards.distilled}"
     shell:
         r"""
-        {params.gpus} draftlab record-pairs {params.settings:q} {params.server:q} \
+        {params.gpus:q} draftlab record-pairs {params.settings:q} {params.server:q} \
             --prompts {input.prompts:q} \
             --positions {params.positions:q} \
             --seed {params.seed:q} \
