@@ -69,7 +69,7 @@ def _make(name: str, effects: Effects, scale: str, sizes: dict[str, int]) -> pd.
             if computed
             else _rows(stage, variant, expected, SIZES | sizes, effects, rng)
         ).assign(**variant.labels)
-        for cell in experiment.cells(scale, name).values()
+        for cell in experiment.cells(scale).values()
         for variant in cell
     ]
     return pd.read_csv(io.StringIO(pd.concat(frames).to_csv(index=False)))  # as it is read back from its file

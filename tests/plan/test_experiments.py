@@ -92,7 +92,7 @@ def test_the_guides_verifier_is_lossless_and_its_experiment_is_one(tmp_path):
 
 
 def test_cells_are_the_product_of_the_axes(tmp_path):
-    cells = plan.load_experiment(write(tmp_path)).cells("smoke", "x")
+    cells = plan.load_experiment(write(tmp_path)).cells("smoke")
     assert list(cells) == ["spider.ft", "gsm8k.ft"]
     assert cells["gsm8k.ft"][0].settings.loss == "hard_label"
 
@@ -115,7 +115,7 @@ def test_an_axis_that_would_override_a_fixed_value_is_refused(tmp_path, changes,
 def test_inner_axes_are_variants_of_one_job(tmp_path):
     inner = {"method": {"kl": {}, "slow": {"learning_rate": 0.01}}, "seed": [0, 1]}
     path = write(tmp_path, fixed={"epochs": 1, "batch": 8, "learning_rate": 0.1, "inner": inner})
-    cell = plan.load_experiment(path).cells("smoke", "x")["gsm8k.ft"]
+    cell = plan.load_experiment(path).cells("smoke")["gsm8k.ft"]
     labels = [{"dataset": "gsm8k", "method": name, "seed": seed} for name in ("kl", "slow") for seed in (0, 1)]
     assert [variant.labels for variant in cell] == labels
     rates = [(variant.settings.learning_rate, variant.settings.seed) for variant in cell]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from draftlab.core.settings import Dataset
 from draftlab.errors import UserError
@@ -26,58 +27,58 @@ ON_HEADS = ("osd_epochs", "osd_online")
 
 
 def experiments_of(
-    run: RunConfig, settings: ScaleSettings, workflow: Path
+    config: RunConfig, settings: ScaleSettings, workflow: Path
 ) -> tuple[dict[str, Experiment], dict[str, Experiment]]:
     """The experiments of a run, and all those of its scale, with the sizes that the scale's file gives some of them."""
-    path = Path(run.sizes) if run.sizes else workflow / "scales" / f"{run.scale}.yaml"
+    path = config.sizes_file(workflow)
     every = {path.stem: load_experiment(path) for path in sorted((workflow / "experiments").glob("*.yaml"))}
     for name, size in settings.experiments.items():
         if name not in every:
             what, remedy = f"no experiment named {name!r}", f"allowed: {', '.join(every)}"
             raise Place(path).error(what, ["experiments", name], remedy=remedy)
-        every[name] = every[name].at(run.scale, size, path)
-    at_scale = {name: experiment for name, experiment in every.items() if run.scale in experiment.scales}
-    chosen = _choose(run, every, at_scale, settings)
+        every[name] = every[name].at(config.scale, size, path)
+    at_scale = {name: experiment for name, experiment in every.items() if config.scale in experiment.scales}
+    chosen = _choose(config, every, at_scale, settings)
     if not chosen:
-        remedy = f"add some to `experiments:` of workflow/scales/{run.scale}.yaml"
+        remedy = f"add some to `experiments:` of workflow/scales/{config.scale}.yaml"
         remedy = f"name one of {', '.join(at_scale)} as experiments=NAME" if at_scale else remedy
-        raise UserError(f"scale {run.scale} has no experiment to run", file="--config", remedy=remedy)
+        raise UserError(f"scale {config.scale} has no experiment to run", file="--config", remedy=remedy)
     for name in chosen:
-        _check_models(at_scale[name], run, settings, place(workflow / "experiments" / f"{name}.yaml", run.scale))
+        _check_models(at_scale[name], config, settings, place(workflow / "experiments" / f"{name}.yaml", config.scale))
     return {name: at_scale[name] for name in chosen}, at_scale
 
 
 def _choose(
-    run: RunConfig, every: Mapping[str, Experiment], at_scale: Mapping[str, Experiment], settings: ScaleSettings
+    config: RunConfig, every: Mapping[str, Experiment], at_scale: Mapping[str, Experiment], settings: ScaleSettings
 ) -> list[str]:
     """The names of the experiments of a run; only an experiment that the user names must be able to run."""
-    datasets, has_head = set(settings.every_dataset), _has_head(run)
+    datasets, has_head = set(settings.every_dataset), _has_head(config)
     adaptation = WITH_HEAD if has_head else ON_ADAPTATION
-    if run.asks_only_about_adaptation and all(name in at_scale for name in adaptation):
+    if config.asks_only_about_adaptation and all(name in at_scale for name in adaptation):
         return list(adaptation)
-    if run.experiments in ("all", "reproduction", None):
+    if config.experiments in ("all", "reproduction", None):
         return [
             name
             for name, experiment in at_scale.items()
-            if (run.experiments == "all" or experiment.paper != "beyond" or name in settings.experiments)
-            and _needed(experiment, run) <= datasets
-            and not (run.everywhere and _has_other_models(experiment, run, settings))
-            and not (has_head and _runs_drafts(experiment, run))
+            if (config.experiments == "all" or experiment.paper != "beyond" or name in settings.experiments)
+            and _needed(experiment, config) <= datasets
+            and not (config.everywhere and _has_other_models(experiment, config, settings))
+            and not (has_head and _runs_drafts(experiment, config))
         ]
-    names = [name.strip() for name in (run.experiments or "").split(",")]
+    names = [name.strip() for name in (config.experiments or "").split(",")]
     for name in names:
         if name not in every:
             what, remedy = f"no experiment named {name!r}", f"allowed: {', '.join(every)}"
         elif name not in at_scale:
             scales = ", ".join(every[name].scales)
-            what = f"{name} does not exist at scale {run.scale}"
+            what = f"{name} does not exist at scale {config.scale}"
             remedy = f"it exists at {scales}" if scales else "run it at a scale that names it in workflow/scales/*.yaml"
-        elif missing := sorted(_needed(at_scale[name], run) - datasets):
+        elif missing := sorted(_needed(at_scale[name], config) - datasets):
             what = f"{name} needs dataset {', '.join(missing)}; this run has {', '.join(sorted(datasets))}"
             remedy = "leave the experiment out"
-            if not run.dataset:
+            if not config.dataset:
                 remedy += ", or name it in `data.datasets` of --config sizes=FILE; with raw=, add its files"
-        elif has_head and _runs_drafts(at_scale[name], run):
+        elif has_head and _runs_drafts(at_scale[name], config):
             what = f"{name} cannot run a draft that is a head of EAGLE-3"
             remedy = f"name experiments that only distil it, such as {', '.join(ON_HEADS)}"
         else:
@@ -86,19 +87,18 @@ def _choose(
     return names
 
 
-def _check_models(experiment: Experiment, run: RunConfig, settings: ScaleSettings, where: Place) -> None:
+def _check_models(experiment: Experiment, config: RunConfig, settings: ScaleSettings, where: Place) -> None:
     """Check that the scale has the pair and the drafts of each cell, and that a draft that learns has a dataset."""
-    cells = experiment.cells(run.scale, datasets=["prompts"] if run.dataset else None)
-    for asked in (variant.settings for variants in cells.values() for variant in variants):
+    for asked in _settings_in(experiment, config):
         pair = getattr(asked, "pair", MAIN)
         if pair not in settings.pairs:
-            remedy = f"pairs of scale {run.scale}: {', '.join(settings.pairs)}"
+            remedy = f"pairs of scale {config.scale}: {', '.join(settings.pairs)}"
             raise where.error(f"unknown pair {pair!r}", ["pair", pair], remedy=remedy)
         known = settings.pairs[pair].drafts
         timed = [name for name in getattr(asked, "contenders", []) if name not in (BEFORE, DISTILLED)]
         for name in [*getattr(asked, "drafts_opened", [getattr(asked, "role", "")]), *timed]:
             if name and name not in known:
-                remedy = f"drafts of pair {pair} at scale {run.scale}: {', '.join(known)}"
+                remedy = f"drafts of pair {pair} at scale {config.scale}: {', '.join(known)}"
                 raise where.error(f"unknown draft {name!r}", [name], remedy=remedy)
         if isinstance(asked, Training) and "" in asked.datasets:
             raise where.error(
@@ -112,29 +112,26 @@ def shows_adaptation(variant: Variant) -> bool:
     return method in (None, "original", getattr(variant.settings, "save", None)) and variant.settings.seed == 0
 
 
-def _has_head(run: RunConfig) -> bool:
+def _has_head(config: RunConfig) -> bool:
     """Whether the user's draft is a head of EAGLE-3, as far as is known."""
-    return is_head_folder(run.draft or run.models.get("draft") or run.models.get(f"{MAIN}.draft") or "")
+    return is_head_folder(config.draft or config.models.get("draft") or config.models.get(f"{MAIN}.draft") or "")
 
 
-def _runs_drafts(experiment: Experiment, run: RunConfig) -> bool:
+def _runs_drafts(experiment: Experiment, config: RunConfig) -> bool:
     """Whether an experiment does more with drafts than to distil them on recorded answers, token after token, and to replay these."""
     if experiment.stage_kind.inputs is NoInputs:
         return False
-    cells = experiment.cells(run.scale, datasets=["prompts"] if run.dataset else None).values()
-    every = [variant.settings for variants in cells for variant in variants]
     return any(
         not isinstance(settings, Offline | Online | ReplayLog)
         or getattr(settings, "parallel", False)
         or (isinstance(settings, Offline) and settings.sample_source not in ("teacher", "none"))
-        for settings in every
+        for settings in _settings_in(experiment, config)
     )
 
 
-def _has_other_models(experiment: Experiment, run: RunConfig, settings: ScaleSettings) -> bool:
+def _has_other_models(experiment: Experiment, config: RunConfig, settings: ScaleSettings) -> bool:
     """Whether an experiment trains models besides the user's, such as another pair's or drafts of other sizes."""
-    variants = (variant for cell in experiment.cells(run.scale).values() for variant in cell)
-    trainings = [variant.settings for variant in variants if isinstance(variant.settings, Training)]
+    trainings = [asked for asked in _settings_in(experiment, config) if isinstance(asked, Training)]
     return any(
         (training.pair in settings.pairs and settings.pairs[training.pair].target.family != "llama")
         or training.drafts_opened != ["draft"]
@@ -142,13 +139,18 @@ def _has_other_models(experiment: Experiment, run: RunConfig, settings: ScaleSet
     )
 
 
-def _needed(experiment: Experiment, run: RunConfig) -> set[Dataset]:
-    """The datasets that an experiment's cells need; the user's prompts replace the values of an axis ``dataset``."""
+def _needed(experiment: Experiment, config: RunConfig) -> set[Dataset]:
+    """The datasets that an experiment's cells need."""
     needed: set[Dataset] = set()
-    for variants in experiment.cells(run.scale, datasets=["prompts"] if run.dataset else None).values():
-        for settings in (variant.settings for variant in variants):
-            has_references = getattr(settings, "quality", False)  # quality is measured against references
-            needs_all = isinstance(settings, Training) or has_references
-            needed.update(settings.datasets if needs_all else [getattr(settings, "dataset", "")])
-            needed.update(getattr(settings, "topics", []))
+    for settings in _settings_in(experiment, config):
+        has_references = getattr(settings, "quality", False)  # quality is measured against references
+        needs_all = isinstance(settings, Training) or has_references
+        needed.update(settings.datasets if needs_all else [getattr(settings, "dataset", "")])
+        needed.update(getattr(settings, "topics", []))
     return needed - {""}
+
+
+def _settings_in(experiment: Experiment, config: RunConfig) -> Iterator[Any]:
+    """The settings of every variant of an experiment; the user's prompts replace the values of an axis ``dataset``."""
+    for variants in experiment.cells(config.scale, ["prompts"] if config.dataset else None).values():
+        yield from (variant.settings for variant in variants)

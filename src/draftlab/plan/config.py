@@ -112,6 +112,10 @@ class RunConfig(Settings):
             )
         return self
 
+    def sizes_file(self, workflow: Path) -> Path:
+        """The file whose sizes prevail, and which is blamed for a wrong one."""
+        return Path(self.sizes or workflow / "scales" / f"{self.scale}.yaml")
+
     @property
     def asks_only_about_adaptation(self) -> bool:
         """Whether the run only asks whether adaptation helps on the user's prompts."""

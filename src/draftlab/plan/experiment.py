@@ -133,15 +133,14 @@ class Experiment(Settings):
         return list(dict.fromkeys(names))
 
     def cells(
-        self, scale: Scale, file: Place | Path | str = "an experiment", datasets: Sequence[Dataset] | None = None
+        self, scale: Scale, datasets: Sequence[Dataset] | None = None, where: Place | None = None
     ) -> dict[str, list[Variant]]:
-        """Cell name -> the variants that run in it; a cell for each combination of the axes. An error names ``file``.
+        """Cell name -> the variants that run in it; a cell for each combination of the axes. An error blames ``where``.
 
         An axis is a list of values, or a mapping from a name to the several settings that the name stands for; ``inner`` among the
         settings holds axes that are looped inside the cell. ``datasets`` replaces the values of an axis ``dataset``.
         """
-        size = self.scales[scale]
-        where = file if isinstance(file, Place) else place(file, scale)
+        size, where = self.scales[scale], where or Place("an experiment")
         if unknown := sorted(set(size.axes) - set(self.axes)):
             remedy = f"the axes are {', '.join(sorted(self.axes))}"
             raise where.error(f"no axis named {', '.join(unknown)}", unknown[:1], remedy=remedy)
@@ -171,7 +170,7 @@ class Experiment(Settings):
 
     def check(self, scale: Scale, where: Place) -> list[Variant]:
         """Build every cell of one scale, and return all variants; a bad value is a ``UserError`` that blames ``where``."""
-        cells = self.cells(scale, where)
+        cells = self.cells(scale, where=where)
         for variants in cells.values():
             check_datasets([name for variant in variants for name in _datasets(variant.settings)], where)
             if len({getattr(variant.settings, "pair", "") for variant in variants}) > 1:
@@ -210,7 +209,7 @@ class Inner(Settings):
     inner: dict[str, Axis] = {}
 
 
-def place(file: Path | str, scale: Scale) -> Place:
+def place(file: Path, scale: Scale) -> Place:
     """The places in an experiment's file that set a cell at ``scale``, to be blamed for an error."""
     return Place(file, (("scales", scale), ("fixed",), ("axes",)))
 

@@ -20,32 +20,32 @@ from draftlab.plan.grids import validated
 from draftlab.plan.scale import MAIN, Pair, ScaleSettings
 
 
-def check_own(settings: ScaleSettings, run: RunConfig, scale: Path) -> None:
+def check_own(settings: ScaleSettings, config: RunConfig, scale: Path) -> None:
     """Check that the user's files exist, or the architectures of a scale whose models have random weights; such a scale reads no requests."""
     if not settings.by_architecture:
-        check_files({"raw": run.raw, "dataset": run.dataset}, run.everywhere | run.models, "--config")
+        check_files({"raw": config.raw, "dataset": config.dataset}, config.everywhere | config.models, "--config")
         return
-    unread = {"raw": run.raw, "dataset": run.dataset, "template": run.template, "answers": run.answers}
-    unread |= {"template_options": run.template_options}
+    unread = {"raw": config.raw, "dataset": config.dataset, "template": config.template, "answers": config.answers}
+    unread |= {"template_options": config.template_options}
     if key := next(filter(unread.get, unread), None):
-        what = f"{key}: scale {run.scale} reads no requests, because its models have random weights"
+        what = f"{key}: scale {config.scale} reads no requests, because its models have random weights"
         raise UserError(what, file="--config", remedy="leave it out, or choose another scale")
-    check_architectures(run.everywhere | run.models, "--config")
+    check_architectures(config.everywhere | config.models, "--config")
     check_architectures(settings.named_architectures, scale)
 
 
-def with_own(settings: ScaleSettings, run: RunConfig) -> ScaleSettings:
+def with_own(settings: ScaleSettings, config: RunConfig) -> ScaleSettings:
     """The scale with the user's data, models, template and engine in place of its own."""
-    settings = _with_data(settings, run)
-    return settings.model_copy(update={"pairs": _with_models(settings.pairs, run)})
+    settings = _with_data(settings, config)
+    return settings.model_copy(update={"pairs": _with_models(settings.pairs, config)})
 
 
-def _with_data(settings: ScaleSettings, run: RunConfig) -> ScaleSettings:
+def _with_data(settings: ScaleSettings, config: RunConfig) -> ScaleSettings:
     """The scale with the user's raw files or prompts in place of its datasets."""
     data, pairs = settings.data, settings.pairs
-    data = data.model_copy(update={"template_options": data.template_options | run.template_options})
-    if run.raw:
-        folder = Path(run.raw)
+    data = data.model_copy(update={"template_options": data.template_options | config.template_options})
+    if config.raw:
+        folder = Path(config.raw)
 
         def held(datasets: list[Dataset]) -> list[Dataset]:
             return [name for name in datasets if name in PACKAGES or registry.find(name).files_in(folder, "train")]
@@ -56,7 +56,7 @@ def _with_data(settings: ScaleSettings, run: RunConfig) -> ScaleSettings:
             name: pair.model_copy(update={"datasets": held(pair.datasets) or pair.datasets})
             for name, pair in pairs.items()
         }
-    if run.dataset:
+    if config.dataset:
         data = data.model_copy(update={"source": "raw", "datasets": ["prompts"], "extra": []})
         pairs = {
             name: pair if name == MAIN else pair.model_copy(update={"datasets": ["prompts"]})
@@ -65,24 +65,24 @@ def _with_data(settings: ScaleSettings, run: RunConfig) -> ScaleSettings:
     return settings.model_copy(update={"data": data, "pairs": pairs})
 
 
-def _with_models(scale_pairs: Mapping[str, Pair], run: RunConfig) -> dict[str, Pair]:
+def _with_models(scale_pairs: Mapping[str, Pair], config: RunConfig) -> dict[str, Pair]:
     """The pairs with the user's models, template and engine; encoder-decoders keep their template."""
     pairs = dict(scale_pairs)
-    given = _given_models(pairs, run)
+    given = _given_models(pairs, config)
     for name, pair in pairs.items():
         answers = pair.answers
         if pair.target.family == "llama":
             target = given[name].get("target", "")
             brings_its_own = bool(target) and not os.path.isdir(target) and _has_template(target)
-            template = run.template or ("own" if brings_its_own else answers.template)
+            template = config.template or ("own" if brings_its_own else answers.template)
             answers = answers.model_copy(update={"template": template})
         pairs[name] = pair.with_models(given[name]).model_copy(update={"answers": answers})
-    if run.answers:
-        answers = validated(Answers, pairs[MAIN].answers.model_dump() | run.answers, Place("--config: answers"))
+    if config.answers:
+        answers = validated(Answers, pairs[MAIN].answers.model_dump() | config.answers, Place("--config: answers"))
         pairs[MAIN] = pairs[MAIN].model_copy(update={"answers": answers})
     _check_templates(pairs, given[MAIN].get("target", ""))
     _check_draft(pairs[MAIN], given[MAIN].get("target", ""))
-    if run.template_options and (template := pairs[MAIN].answers.template) != "own":
+    if config.template_options and (template := pairs[MAIN].answers.template) != "own":
         what = f"template_options: the template {template} has none"
         raise UserError(what, file="--config", remedy="leave them out, or give template=own")
     return pairs
@@ -110,10 +110,10 @@ def _check_draft(pair: Pair, target: str) -> None:
         raise UserError(what, file=target, remedy="give a draft: draft=MODEL (draftlab verdict: --draft MODEL)")
 
 
-def _given_models(pairs: Mapping[str, Pair], run: RunConfig) -> dict[str, dict[str, str]]:
+def _given_models(pairs: Mapping[str, Pair], config: RunConfig) -> dict[str, dict[str, str]]:
     """The user's models by pair and role; encoder-decoders keep theirs where none is named for them."""
-    given = {name: dict(run.everywhere) if pair.target.family == "llama" else {} for name, pair in pairs.items()}
-    for key, model in run.models.items():
+    given = {name: dict(config.everywhere) if pair.target.family == "llama" else {} for name, pair in pairs.items()}
+    for key, model in config.models.items():
         name, dot, role = key.rpartition(".")
         name = name if dot else MAIN
         if name not in pairs or role not in pairs[name].models:

@@ -67,7 +67,7 @@ def _check_models(run: Run, pairs: Iterable[str]) -> None:
 
 def _check_source(run: Run, pairs: Iterable[str], datasets: Iterable[Dataset]) -> None:
     """Check that these pairs have a dataset to learn, and that the source of rows has these datasets."""
-    where = Place(Path(run.config.sizes or WORKFLOW / "scales" / f"{run.scale}.yaml"))
+    where = Place(run.config.sizes_file(WORKFLOW))
     source = run.settings.data.source
     for pair in sorted(pairs):
         learns = not run.settings.by_architecture and not run.settings.pairs[pair].target.model

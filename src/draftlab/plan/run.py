@@ -75,7 +75,7 @@ class Run(Settings):
         """The cells of one experiment, with the user's prompts or target in place of the scale's. Cached, because every job asks."""
         if experiment not in self._cells:
             datasets = self.settings.data.datasets if self.config.dataset else None
-            cells = self.at_scale[experiment].cells(self.scale, experiment, datasets)
+            cells = self.at_scale[experiment].cells(self.scale, datasets)
             if self.config.asks_only_about_adaptation and experiment in ON_ADAPTATION:
                 cells = {cell: list(filter(shows_adaptation, variants)) or variants for cell, variants in cells.items()}
             self._cells[experiment] = {
@@ -159,24 +159,23 @@ def made_with(model: Path) -> Path:
     return model.parent / "rows.csv" if is_of_cell else model / "config.json"
 
 
-def load_run(config: Mapping[str, Any], workflow: Path) -> Run:
+def load_run(given: Mapping[str, Any], workflow: Path) -> Run:
     """Plan a run from ``--config`` values and the ``workflow`` folder."""
-    run = validated(RunConfig, dict(config), Place("--config"))
-    scale = workflow / "scales" / f"{run.scale}.yaml"
-    settings = read_scale(scale, run.sizes)
-    path = Path(run.sizes) if run.sizes else scale
-    check_own(settings, run, path)
+    config = validated(RunConfig, dict(given), Place("--config"))
+    settings = read_scale(workflow / "scales" / f"{config.scale}.yaml", config.sizes)
+    path = config.sizes_file(workflow)
+    check_own(settings, config, path)
     check_needs(settings, workflow, Place(path))
     check_datasets([*settings.every_dataset, *settings.data.train_of, *settings.data.raw_rows_of], Place(path))
-    settings = with_own(settings, run)
+    settings = with_own(settings, config)
     check_sizes(settings, path)
-    if run.sizes:
+    if config.sizes:
         check_files({}, settings.named_models, path)
     if settings.data.asks_classifier:
         check_files({}, {"data.classifier": settings.data.classifier}, path)
-    experiments, at_scale = experiments_of(run, settings, workflow)
-    name = run.name or run.default_name
-    return Run(name=name, config=run, settings=settings, experiments=experiments, at_scale=at_scale)
+    experiments, at_scale = experiments_of(config, settings, workflow)
+    name = config.name or config.default_name
+    return Run(name=name, config=config, settings=settings, experiments=experiments, at_scale=at_scale)
 
 
 def run_of(config: Iterable[str]) -> Run:

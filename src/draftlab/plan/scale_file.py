@@ -13,7 +13,7 @@ from draftlab.plan.scale import ScaleSettings
 from draftlab.stages import STAGES
 
 
-def read_scale(path: Path, sizes: str | None = None) -> ScaleSettings:
+def read_scale(path: Path, sizes: str | None) -> ScaleSettings:
     """The settings in a scale's file, with the keys of the file ``sizes`` in place of its own."""
     values = _values(path)
     if sizes:
