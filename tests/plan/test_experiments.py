@@ -19,8 +19,9 @@ from draftlab.errors import UserError
 from draftlab.files import digests, registries
 from draftlab.files.tables import tables_in
 from draftlab.files.yaml_files import read_yaml
-from draftlab.plan import outlook
+from draftlab.plan import needs, outlook
 from draftlab.plan.experiment import PROFILES
+from draftlab.plan.preflight import needed
 from draftlab.plan.run import run_of
 from draftlab.plan.scale import Size
 from draftlab.stages import STAGES, acceptance
@@ -996,6 +997,16 @@ def test_a_draft_may_have_as_many_layers_as_the_target_that_is_given():
     Path("sizes.yaml").write_text("pairs: {main: {drafts: {draft_pruned: {layers: 9}}}}")
     config = {"scale": "smoke", "sizes": "sizes.yaml", "target": "package:smollm2-135m-instruct"}
     assert load(config).settings.pairs["main"].drafts["draft_pruned"].layers == 9
+
+
+def test_a_hardware_profile_of_the_users_is_read_like_a_table():
+    """So its rule names it, and a change of it measures again."""
+    Path("sizes.yaml").write_text("experiments: {beyond_token_rate: {fixed: {profiles: [a100-llama-3-8b, mine.yaml]}}}")
+    run = load({"scale": "smoke", "sizes": "sizes.yaml", "experiments": "beyond_token_rate"})
+    made = [f"{run.folder}/{name}.csv" for name in ("beyond_verifiers", "beyond_branches", "osd_latency_alpha")]
+    assert run.reads("beyond_token_rate", "all") == [*made, "mine.yaml"]
+    assert [job.name for job in needs.jobs(run)] == ["beyond_token_rate/all"]
+    assert needed(run) == (set(), set())
 
 
 @pytest.mark.parametrize("scale", ["smoke", "traffic"])

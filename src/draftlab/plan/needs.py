@@ -78,14 +78,13 @@ def _sizes_of(recipe: Recipe, vocab: int) -> Sizes:
 
 def jobs(run: Run) -> Iterator[Job]:
     """Every job that uses a model, a classifier of requests too, and every cell."""
-    files: set[str] = set()
+    files: set[tuple[str, ...]] = set()
     for name in run.experiments:
         for cell in run.cells(name):
             yield _cell(run, name, cell)
-            files |= set(run.reads(name, cell))
+            files |= run.made_files(name, cell)
     job_of = {"models": _model, "answers": _answer, "pairs": _pairs}
-    for file in sorted(files):
-        parts = Path(file).relative_to(run.folder).parts
+    for parts in sorted(files):
         pair, kind, name = (*parts, "", "")[:3]
         if kind in job_of:
             yield job_of[kind](run, pair, name)
@@ -216,7 +215,7 @@ def _cell(run: Run, name: str, cell: str) -> Job:
 def _host(run: Run, name: str, cell: str, stage: str, peak: int) -> int:
     """The host memory that a cell requests, by the files that it reads."""
     weights = passes = logits = 0
-    parts = {Path(path).relative_to(run.folder).parts[:3] for path in run.reads(name, cell)}
+    parts = {path[:3] for path in run.made_files(name, cell)}
     for pair, kind, file in (path for path in parts if len(path) == 3 and path[0] in run.settings.pairs):
         if kind == "models" and file in run.settings.pairs[pair].models:
             weights += _weights(run.settings.pairs[pair], file)

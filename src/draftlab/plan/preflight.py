@@ -41,8 +41,8 @@ def needed(run: Run) -> tuple[set[str], set[Dataset]]:
     """The pairs and the datasets that the cells need."""
     pairs: set[str] = set()
     datasets: set[Dataset] = set()
-    for file in {file for name in run.experiments for cell in run.cells(name) for file in run.reads(name, cell)}:
-        kind, *rest = Path(file).relative_to(run.folder).parts
+    files = {file for name in run.experiments for cell in run.cells(name) for file in run.made_files(name, cell)}
+    for kind, *rest in files:
         if kind in run.settings.pairs:  # its tokenizer reads the prompts of every dataset of the pair
             pairs.add(kind)
             datasets.update(run.settings.datasets_of(kind))

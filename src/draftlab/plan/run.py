@@ -147,6 +147,11 @@ class Run(Settings):
             paths += map(made_with, models)
         return list(map(str, paths))
 
+    def made_files(self, experiment: str, cell: str) -> set[tuple[str, ...]]:
+        """The files of the run that a cell reads, without the user's own, as parts of their paths below the run's folder."""
+        paths = map(Path, self.reads(experiment, cell))
+        return {path.relative_to(self.folder).parts for path in paths if path.is_relative_to(self.folder)}
+
     def cell_file(self, experiment: str, cell: str) -> dict[str, Any]:
         """The content of a cell's file: everything that its job needs."""
         stage = self.at_scale[experiment].stage_kind

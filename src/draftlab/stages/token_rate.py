@@ -29,7 +29,8 @@ class Settings(Base):
     """
 
     profiles: Distinct[str] = Field(
-        [], description="names of hardware profiles, as for draftlab load, with known costs of the target's steps"
+        [],
+        description="hardware profiles with known costs of the target's steps: names or YAML files, as for draftlab load",
     )
     context: int = Field(256, ge=0, description="tokens before a block with these profiles")
 
@@ -73,7 +74,10 @@ class Inputs(NoInputs):
         return cls(**{key: places.table(name) for key, name in names.items()})
 
     def reads(self, variants: Sequence[Any]) -> Files:
-        return {"tables": [self.verifiers, self.branches, self.drafting]}
+        """The tables, and the profiles that are files of the user's."""
+        named = dict.fromkeys(Path(name) for settings in variants for name in settings.profiles)
+        own = [path for path in named if path.suffix in (".yaml", ".yml")]
+        return {"tables": [self.verifiers, self.branches, self.drafting, *own]}
 
 
 def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame, Facts]:
