@@ -180,8 +180,8 @@ class Inputs(NoInputs):
     **Fields:**
     - `target`: the target: the folder of a model or a GGUF file
     - `drafts`: each contender's name, then the folder of its draft
-    - `answers`: folder of the target's recorded answers to the dataset's held-out requests
-    - `remembered`: folder of its recorded answers to the stream, if suffix decoding remembers them
+    - `answers`: file of the target's recorded answers to the dataset's held-out requests
+    - `remembered`: file of its recorded answers to the stream, if suffix decoding remembers them
     - `costs`: table of the experiment that priced_by names
     """
 

@@ -100,7 +100,7 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     add("eval", replay_log.fixed_lengths("kept_learning", draft, held_out, settings))
     keep(draft, "kept_learning")
     draft = fresh()  # one at a time: a large draft that learns takes gigabytes
-    effort, offline = replay_log.distil(draft, train, settings, bench.out / ".checkpoint.safetensors")
+    effort, offline = replay_log.distil(draft, train, settings, bench.checkpoint())
     add("eval", replay_log.fixed_lengths("distilled", draft, held_out, settings))
     if not is_by_place:
         looked_up = replay_log.after_lookup(draft, held_out, settings)
@@ -113,7 +113,7 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     for option, share in replay_log.CURVE.items():
         if requests := range(len(train.answers) // share):
             draft = fresh()
-            replay_log.distil(draft, train.take(requests), settings, bench.out / ".checkpoint.safetensors")
+            replay_log.distil(draft, train.take(requests), settings, bench.checkpoint())
             no_optimum = settings.model_copy(update={"ceiling": 0})
             add("eval", replay_log.fixed_lengths(option, draft, held_out, no_optimum))
             learnt[option] = len(requests)
