@@ -167,6 +167,13 @@ def test_a_table_is_remade_with_all_that_the_run_was_given(page, tmp_path):
     assert "Would an adapted draft help?" not in text
 
 
+def test_the_tokens_that_an_earlier_run_showed_are_left_out(page, text, tmp_path):
+    """They belong to ``osd_offline``, which this run has not."""
+    assert 'id="tokens"' in text
+    report_page.write(page.parent, "laptop", tmp_path / "report.html", experiments=("osd_online",))
+    assert 'id="tokens"' not in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
 def test_what_is_missing_or_broken_is_named(page, tmp_path):
     with pytest.raises(UserError, match=r"claims.csv: no such file"):
         report_page.write(tmp_path, "laptop", tmp_path / "report.html")

@@ -83,6 +83,7 @@ def write(
     by_table = _rows_by_table(ledger)
     settings = config or (f"scale={scale}",)
     paths = tidy.tables_of(results, experiments)
+    shows_tokens = "show_tokens=False" not in config and "osd_offline" in (experiments or ["osd_offline"])
     sections = [_section(path, results, settings, by_table.get(name, [])) for name, path in paths.items()]
     sections.sort(key=lambda section: list(PAPERS).index(section["paper"]))
     environment = templates()
@@ -102,7 +103,7 @@ def write(
         verdicts={verdict: int((ledger["verdict"] == verdict).sum()) for verdict in CLAIM_VERDICTS},
         chance=by_chance(ledger),
         statements=[row for row in tidy.records(ledger) if row["published"] == "in words"],
-        tokens=None if "show_tokens=False" in config else _token_view(results / "tokens.json"),
+        tokens=_token_view(results / "tokens.json") if shows_tokens else None,
         paired=PAIRED,
         library=Markup(LIBRARY.read_text(encoding="utf-8")),  # not text of a run
     )
