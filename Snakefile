@@ -51,6 +51,15 @@ try:
 except UserError as error:
     raise WorkflowError(str(error)) from None
 
+# Snakemake gives a job no more GPUs than the run has: it would fail when it starts, perhaps after hours of other jobs.
+GPUS = workflow.global_resources.get("gpu")
+WANTED = max((asked.gpu for asked in RUN.settings.needs.values()), default=0)
+if workflow.is_main_process and GPUS is not None and WANTED > max(GPUS.value, 1):
+    raise WorkflowError(
+        f"a job asks for {WANTED} GPUs, but --resources gives the run {GPUS.value}"
+        f" (say how many there are: --resources gpu={WANTED} exclusive=1)"
+    )
+
 # While another process holds the lock on this run's files, what looks damaged may be what it is writing.
 LOCKED = "--nolock" not in sys.argv and plan.is_locked(RUN.folder)
 if workflow.is_main_process and not plan.only_looks(sys.argv) and not LOCKED:

@@ -126,6 +126,15 @@ def test_a_rule_runs_again_when_the_code_of_its_command_changes():
     assert {"pretrain tokenizer", "pretrain target", "data fetch", "figure", "report"} <= seen
 
 
+def test_a_job_that_asks_for_more_gpus_than_the_run_has_is_refused_before_any_job(checkout):
+    (checkout / "two.yaml").write_text("{compute: {processes: 2}, needs: {offline: {gpu: 2}}}")
+    words = ["--config", "scale=paper", "sizes=two.yaml", "name=two", "--", "results/two/osd_offline.csv"]
+    said = snakemake(checkout, "-n", *words, check=False)
+    assert "a job asks for 2 GPUs, but --resources gives the run 1" in said
+    said = snakemake(checkout, "-n", "-p", "--resources", "gpu=2", "exclusive=1", *words)
+    assert "python -m draftlab.files.gpus 2 accelerate launch --num_processes 2 -m draftlab run" in said
+
+
 def test_the_path_of_a_checkout_may_have_any_character_but_braces(tmp_path):
     for name, fits in (("my $(touch ran) 'dr\u00e4ft\"", True), ("my {run}", False)):
         folder = copy_checkout(tmp_path / name)
