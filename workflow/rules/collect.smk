@@ -29,7 +29,7 @@ rule collect:
         **resources_of("collect"),
     params:
         cells=lambda wildcards: list(RUN.cells(wildcards.experiment)),
-        code=code("files.cells", "files.tables"),
+        code=code("files.tables"),
     message:
         "Join the cells of {wildcards.experiment}"
     shell:

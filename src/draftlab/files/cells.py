@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +39,14 @@ def write_cell(folder: Path | str, rows: pd.DataFrame, run: Mapping[str, Any], *
     facts = {"draftlab": __version__, "code": _code(), **run, "inputs": digests(folder / "../../..", **inputs)}
     write_json(folder / "run.json", facts | {"machine": machine()})
     seal(folder, ["rows.csv", "run.json"])
+
+
+def split_common(runs: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Split the settings of several runs into the shared ones, and for each run the others."""
+    keys = list(dict.fromkeys(key for run in runs for key in run))
+    same = [key for key in keys if key != "cell" and all(run.get(key) == runs[0].get(key) for run in runs)]
+    varied = [key for key in keys if key not in same]
+    return {key: runs[0].get(key) for key in same}, [{key: run.get(key) for key in varied} for run in runs]
 
 
 def digests(run: Path, **inputs: Iterable[Path]) -> dict[str, dict[str, str | None]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -97,11 +97,3 @@ def read_jsonl(path: Path | str, kind: type[T]) -> Iterator[T]:
         raise UserError("no such file", file=path, remedy=ABSENT) from None
     except UnicodeDecodeError as error:
         raise UserError(f"not UTF-8: {error.reason}", file=path, remedy=repair) from None
-
-
-def split_common(runs: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Split the settings of several runs into the shared ones, and for each run the others."""
-    keys = list(dict.fromkeys(key for run in runs for key in run))
-    same = [key for key in keys if key != "cell" and all(run.get(key) == runs[0].get(key) for run in runs)]
-    varied = [key for key in keys if key not in same]
-    return {key: runs[0].get(key) for key in same}, [{key: run.get(key) for key in varied} for run in runs]

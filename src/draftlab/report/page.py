@@ -23,7 +23,8 @@ from draftlab import __version__
 from draftlab.data import dropped
 from draftlab.errors import UserError
 from draftlab.files.atomic import write_text
-from draftlab.files.json_files import read_json, split_common
+from draftlab.files.cells import split_common
+from draftlab.files.json_files import read_json
 from draftlab.files.tables import read_texts
 from draftlab.plan import Scale
 from draftlab.report import findings, published, summary, tables, tidy

@@ -14,8 +14,9 @@ import tyro
 
 from draftlab.errors import UserError
 from draftlab.files.atomic import write_text
+from draftlab.files.cells import split_common
 from draftlab.files.digests import sha256
-from draftlab.files.json_files import read_json, read_text, split_common, write_json
+from draftlab.files.json_files import read_json, read_text, write_json
 from draftlab.files.tables import count_rows, publish_table, table_bytes, tables_in
 from draftlab.plan import times
 

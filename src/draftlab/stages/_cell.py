@@ -13,9 +13,9 @@ from pydantic import ValidationError
 
 from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_path, is_first_process
-from draftlab.files.cells import digests, write_cell
+from draftlab.files.cells import digests, split_common, write_cell
 from draftlab.files.digests import code_digest
-from draftlab.files.json_files import read_object, split_common, write_json
+from draftlab.files.json_files import read_object, write_json
 from draftlab.files.parts import open_parts
 from draftlab.stages import STAGES
 from draftlab.stages._stage import Bench, Facts, NoInputs, Stage, Variant

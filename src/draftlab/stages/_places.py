@@ -31,13 +31,13 @@ class Places:
         """The folder of a model, or the name of an architecture."""
         if self.architectures:
             return Path(self.architectures[pair][role])
-        return self.run / pair / "models" / role
+        return self.models(pair) / role
 
-    def models(self, pair: str = "main") -> Path:
+    def models(self, pair: str) -> Path:
         """The folder of a pair's models."""
         return self.run / pair / "models"
 
-    def recorded(self, pair: str = "main") -> Path:
+    def recorded(self, pair: str) -> Path:
         """The folder of the recorded answers of a pair's target."""
         return self.run / pair / "answers"
 
