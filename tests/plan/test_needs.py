@@ -24,7 +24,7 @@ from draftlab.models.llama import Llama, LlamaConfig
 from draftlab.plan import hours, needs, outlook
 from draftlab.plan.hours import GPUS, STREAMED, OnCard, drafting
 from draftlab.plan.memory import decoding, recorded, training
-from draftlab.plan.scale import Gpu
+from draftlab.plan.scale import Gpu, Needs
 from draftlab.stages import STAGES, blocks
 from draftlab.stages._schemes import LiveScheme, is_counted
 from draftlab.stages.blocks import Settings as Blocks
@@ -506,6 +506,13 @@ def test_jobs_request_what_their_files_and_models_take() -> None:
     assert needs.requested_mb(paper, "answer", answers) > 2 * 13_500
     small = plan.load_run({"scale": "laptop"}, WORKFLOW)
     assert needs.requested_mb(small, "answer", answers) < 6_000
+
+
+def test_what_is_asked_for_online_is_not_asked_for_another_stage_whose_name_begins_with_it() -> None:
+    settings = plan.load_run({"scale": "smoke"}, WORKFLOW).settings
+    settings = settings.model_copy(update={"needs": {name: Needs(mem_mb=1) for name in ("online", "latency", "token")}})
+    rules = ("online", "online_multidraft", "latency_cost", "token_view", "token_rate")
+    assert [rule for rule in rules if settings.asked(rule).mem_mb] == ["online", "latency_cost"]
 
 
 def test_a_model_of_unknown_size_requests_what_its_files_hold(tmp_path: Path) -> None:

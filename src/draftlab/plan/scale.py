@@ -238,5 +238,5 @@ class ScaleSettings(Settings):
 
     def asked(self, rule: str, pair: str = MAIN) -> Needs:
         """What a job of a rule requests; ``latency`` stands for every stage whose name begins with it."""
-        names = (f"{rule}.{pair}", rule, rule.partition("_")[0])
+        names = (f"{rule}.{pair}", rule, "latency" if rule.startswith("latency_") else rule)
         return next((self.needs[name] for name in names if name in self.needs), Needs())
