@@ -145,38 +145,49 @@ def check_names(words: Iterable[str]) -> None:
             check_text(key, name if text[0] in QUOTES else text)
 
 
-def check_files(data: Mapping[str, str | None], models: Mapping[str, str], source: Path | str) -> None:
-    """Check that files and folders, by the key that names them in ``source``, exist; a model ``owner/name`` that does not is left to the hub."""
-    for key, value in {**data, **models}.items():
-        if not value:
+def check_requests(raw: str | None, dataset: str | None) -> None:
+    """Check that the user's folder of raw files, or file of prompts, exists."""
+    for key, path in (("raw", raw), ("dataset", dataset)):
+        if not path:
             continue
-        is_model = key in models
-        if set("{}") & set(value):
-            what = f"{key}: braces are wildcards in a workflow: {value}"
-            raise UserError(what, file=source, remedy="rename the file or folder")
-        check_text(key, value)
-        if is_model and package_of(value) in PACKAGES:
-            continue
-        if key == "raw" and os.path.isfile(value):
+        _check_name(key, path, "--config")
+        if key == "raw" and os.path.isfile(path):
             remedy = "name the folder of the datasets' files; for prompts of your own: dataset=FILE"
-            raise UserError(f"raw: a file, not a folder: {value}", file=source, remedy=remedy)
-        if not os.path.exists(value):
-            _check_hub_id(key, value, is_model, source)
-        elif is_model:
-            _check_model(key, value, source)
+            raise UserError(f"raw: a file, not a folder: {path}", file="--config", remedy=remedy)
+        if not os.path.exists(path):
+            raise UserError(f"{key}: no such file or folder: {path}", file="--config", remedy="check the path")
 
 
-def _check_hub_id(key: str, value: str, is_model: bool, source: Path | str) -> None:
+def check_models(models: Mapping[str, str], source: Path | str) -> None:
+    """Check that models, by the key that names them in ``source``, exist; a model ``owner/name`` that does not is left to the hub."""
+    for key, name in models.items():
+        _check_name(key, name, source)
+        if package_of(name) in PACKAGES:
+            continue
+        if os.path.exists(name):
+            _check_model(key, name, source)
+        else:
+            _check_hub_id(key, name, source)
+
+
+def _check_name(key: str, name: str, source: Path | str) -> None:
+    """Refuse a name that Snakemake would read as another one."""
+    if set("{}") & set(name):
+        what = f"{key}: braces are wildcards in a workflow: {name}"
+        raise UserError(what, file=source, remedy="rename the file or folder")
+    check_text(key, name)
+
+
+def _check_hub_id(key: str, name: str, source: Path | str) -> None:
     """``UserError`` if what is no file or folder here is no model on the hub either."""
-    owner = value.split("/")[0]
-    if is_model and "@" not in value and os.path.isdir(owner):
-        what = f"{key}: no such folder: {value}, though {owner}/ exists"
+    owner = name.split("/")[0]
+    if "@" not in name and os.path.isdir(owner):
+        what = f"{key}: no such folder: {name}, though {owner}/ exists"
         remedy = "check the path; if you mean a model on the hub, give its revision: OWNER/NAME@main"
         raise UserError(what, file=source, remedy=remedy)
-    if not (is_model and HUB_ID.fullmatch(value)):
-        what = f"{key}: no such file or folder: {value}"
-        remedy = "check the path; a hub id is OWNER/NAME or OWNER/NAME@REVISION" if is_model else "check the path"
-        raise UserError(what, file=source, remedy=remedy)
+    if not HUB_ID.fullmatch(name):
+        remedy = "check the path; a hub id is OWNER/NAME or OWNER/NAME@REVISION"
+        raise UserError(f"{key}: no such file or folder: {name}", file=source, remedy=remedy)
 
 
 def check_architectures(models: Mapping[str, str], source: Path | str) -> None:

@@ -15,7 +15,7 @@ from draftlab.files.packages import PACKAGES, package_of
 from draftlab.files.weights import is_gguf
 from draftlab.files.yaml_files import Place
 from draftlab.models.config import LLAMAS, is_llama, read_config, unsupported_settings
-from draftlab.plan.config import RunConfig, check_architectures, check_files
+from draftlab.plan.config import RunConfig, check_architectures, check_models, check_requests
 from draftlab.plan.grids import validated
 from draftlab.plan.scale import MAIN, Pair, ScaleSettings
 
@@ -23,7 +23,8 @@ from draftlab.plan.scale import MAIN, Pair, ScaleSettings
 def check_own(settings: ScaleSettings, config: RunConfig, scale: Path) -> None:
     """Check that the user's files exist, or the architectures of a scale whose models have random weights; such a scale reads no requests."""
     if not settings.by_architecture:
-        check_files({"raw": config.raw, "dataset": config.dataset}, config.everywhere | config.models, "--config")
+        check_requests(config.raw, config.dataset)
+        check_models(config.everywhere | config.models, "--config")
         return
     unread = {"raw": config.raw, "dataset": config.dataset, "template": config.template, "answers": config.answers}
     unread |= {"template_options": config.template_options}

@@ -16,7 +16,7 @@ from draftlab.errors import UserError
 from draftlab.files.checkout import WORKFLOW
 from draftlab.files.packages import PACKAGES
 from draftlab.files.yaml_files import Place
-from draftlab.plan.config import check_files
+from draftlab.plan.config import check_models
 from draftlab.plan.run import Run
 from draftlab.plan.scale import MAIN
 
@@ -62,7 +62,7 @@ def _check_models(run: Run, pairs: Iterable[str]) -> None:
         remedy = f"its first lines say where to get them; put them here, or give models='{{{named}}}'; draftlab plan works without"
         what = f"missing model files, which a dry run reads too: {', '.join(missing.values())}"
         raise UserError(what, file=scale, remedy=remedy)
-    check_files({}, models, scale)
+    check_models(models, scale)
 
 
 def _check_source(run: Run, pairs: Iterable[str], datasets: Iterable[Dataset]) -> None:

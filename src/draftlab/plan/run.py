@@ -16,7 +16,7 @@ from draftlab.files.yaml_files import Place
 from draftlab.latency.settings import Engine
 from draftlab.plan.chosen import ON_ADAPTATION, experiments_of, shows_adaptation
 from draftlab.plan.command_line import read_value
-from draftlab.plan.config import DIGESTS, RunConfig, check_files, check_names
+from draftlab.plan.config import DIGESTS, RunConfig, check_models, check_names
 from draftlab.plan.experiment import Experiment, check_datasets
 from draftlab.plan.grids import validated
 from draftlab.plan.own import check_own, with_own
@@ -175,9 +175,9 @@ def load_run(given: Mapping[str, Any], workflow: Path) -> Run:
     settings = with_own(settings, config)
     check_sizes(settings, path)
     if config.sizes:
-        check_files({}, settings.named_models, path)
+        check_models(settings.named_models, path)
     if settings.data.asks_classifier:
-        check_files({}, {"data.classifier": settings.data.classifier}, path)
+        check_models({"data.classifier": settings.data.classifier}, path)
     experiments, at_scale = experiments_of(config, settings, workflow)
     name = config.name or config.default_name
     return Run(name=name, config=config, settings=settings, experiments=experiments, at_scale=at_scale)
