@@ -1109,6 +1109,33 @@ def test_t5_cells_have_models_and_answers_of_their_own(tmp_path):
         plan.load_experiment(write(tmp_path, fixed=fixed))
 
 
+@pytest.mark.parametrize(
+    ("name", "setting", "values"),
+    [
+        ("beyond_lookup", "dataset", ["gsm8k", "spider"]),
+        ("osd_latency_dataset", "dataset", ["gsm8k", "spider"]),
+        ("osd_arena_classes", "group_by", ["language", "topic"]),
+        ("osd_update_cost", "role", ["draft", "draft_large"]),
+        ("mdss_live", "distilled", [None, "xsum"]),
+        ("osd_shift_sharp", "of", [["gsm8k", "spider"], ["spider", "gsm8k"]]),
+    ],
+)
+def test_variants_of_a_cell_read_the_same_files(tmp_path, name, setting, values):
+    """The files are found by the first variant: another dataset's rows would be measured on its answers."""
+    given = read_yaml(WORKFLOW / f"experiments/{name}.yaml")
+    given = {key: given[key] for key in ("title", "question", "paper", "artefact", "stage")} | {
+        "fixed": given.get("fixed", {}) | given["scales"]["smoke"].get("fixed", {}),
+        "scales": {"smoke": {}},
+    }
+    given["fixed"].pop(setting, None)
+    given["fixed"]["inner"] = {"number": {str(number): {setting: value} for number, value in enumerate(values)}}
+    file = tmp_path / "experiments" / f"{name}.yaml"
+    file.parent.mkdir()
+    file.write_text(yaml.safe_dump(given))
+    with pytest.raises(UserError, match=f"{setting} differs inside a cell"):
+        plan.load_experiment(file)
+
+
 def test_a_scale_that_extends_itself_is_refused(tmp_path):
     shutil.copytree(WORKFLOW, tmp_path / "workflow")
     for name, base in (("smollm2", "smollm2_short"), ("smollm2_short", "smollm2")):

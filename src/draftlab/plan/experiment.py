@@ -173,8 +173,10 @@ class Experiment(Settings):
         cells = self.cells(scale, where=where)
         for variants in cells.values():
             check_datasets([name for variant in variants for name in _datasets(variant.settings)], where)
-            if len({getattr(variant.settings, "pair", "") for variant in variants}) > 1:
-                raise where.error("pair differs inside a cell", ["pair"], remedy="make it an axis: a cell has one pair")
+            for name in self.stage_kind.inputs.same:
+                if len({repr(getattr(variant.settings, name, None)) for variant in variants}) > 1:
+                    remedy = "make it an axis: a cell reads the same files for all its variants"
+                    raise where.error(f"{name} differs inside a cell", [name], remedy=remedy)
         every = [variant for variants in cells.values() for variant in variants]
         learn = [str(one.labels.get("method")) for one in every if getattr(one.settings, "learns", True)]
         for name in dict.fromkeys(getattr(one.settings, "save", "") for one in every):

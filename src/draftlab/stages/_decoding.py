@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import Field
 
@@ -60,6 +60,7 @@ class Inputs(TargetAndDraft):
     - `prompts`: the held-out requests of each dataset: its name, then a file that draftlab data make wrote
     """
 
+    same: ClassVar[tuple[str, ...]] = ("pair", "datasets", "distilled")
     prompts: dict[str, Path]
     answers: Answers
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from pydantic import Field
 from tyro.constructors import PrimitiveConstructorSpec
@@ -41,6 +41,7 @@ class Target(NoInputs):
 class TargetAndDraft(Target):
     """A target and its draft; a setting ``role`` may name another draft of the pair."""
 
+    same: ClassVar[tuple[str, ...]] = ("pair", "role")
     draft: Path = Field(description="the draft, likewise")
 
     @classmethod

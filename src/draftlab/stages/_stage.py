@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from draftlab import docstrings
 from draftlab.core.measure import Measure
@@ -79,6 +79,9 @@ class NoInputs(Settings):
 
     The docstring of a class with further fields may list them; what it says is then their description.
     """
+
+    same: ClassVar[tuple[str, ...]] = ("pair",)
+    """The settings by which ``locate`` finds files: all variants of a cell must have the same, because they read the same files."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -185,6 +185,7 @@ class Inputs(NoInputs):
     - `costs`: table of the experiment that priced_by names
     """
 
+    same: ClassVar[tuple[str, ...]] = ("pair", "dataset", "contenders", "distilled", "suffixes", "priced_by")
     target: Path
     drafts: dict[str, Path]
     answers: Path

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
@@ -114,6 +114,7 @@ class Inputs(NoInputs):
     - `held_out`: folder of its recorded answers to the held-out requests
     """
 
+    same: ClassVar[tuple[str, ...]] = ("pair", "dataset")
     drafts: dict[str, Path]
     train: Path
     held_out: Path

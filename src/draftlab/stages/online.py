@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -162,6 +162,7 @@ MEASURES = ALPHAS | {
 class Inputs(Distillation):
     """Recorded answers and models; for a stream also its requests, and how their classes are found."""
 
+    same: ClassVar[tuple[str, ...]] = ("pair", "stream", "of")
     requests: list[Path] = Field([], description="files of the requests of a stream, one for each dataset")
     held_out: list[Path] = Field([], description="files of the held-out requests, one for each dataset")
     router: Method = Field(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import Field
 
@@ -55,6 +55,7 @@ class Inputs(NoInputs):
     - `prompts`: file of the requests with their classes
     """
 
+    same: ClassVar[tuple[str, ...]] = ("dataset", "group_by")
     prompts: Path
 
     @classmethod
