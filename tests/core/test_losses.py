@@ -53,15 +53,19 @@ def test_values_follow_the_definition(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_zero_target_probability_is_safe(name: str) -> None:
-    draft = logits(DRAFT).requires_grad_()
-    loss = LOSSES[name](draft, logits(TARGET))
+def test_zero_target_probability_is_safe_or_refused(name: str) -> None:
     expected = DEFINITIONS[name](TARGET, DRAFT)
+    loss = LOSSES[name](logits(DRAFT), logits(TARGET))
     torch.testing.assert_close(loss, torch.tensor([expected]), atol=1e-6, rtol=1e-5)
-    if expected == math.inf:  # the draft gives mass where the target has none
-        return
-    loss.sum().backward()
-    assert draft.grad.isfinite().all()
+    draft = logits(DRAFT).requires_grad_()
+    if expected == math.inf:  # the draft gives mass where the target has none; the gradient was NaN
+        with pytest.raises(UserError, match="infinite where the target excludes a token"):
+            LOSSES[name](draft, logits(TARGET))
+        with torch.no_grad():
+            assert LOSSES[name](draft, logits(TARGET)).tolist() == [math.inf]
+    else:
+        LOSSES[name](draft, logits(TARGET)).sum().backward()
+        assert draft.grad.isfinite().all()
 
 
 @pytest.mark.parametrize("name", LOSSES)

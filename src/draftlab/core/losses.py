@@ -4,9 +4,10 @@ Every loss is ``(draft_logits, target_logits) -> loss per position``; ``train.le
 mean. Both distributions are softmaxes at temperature 1 (OSD trains this way at every decoding temperature). Gradients flow only to the draft,
 and each loss has its gradient in closed form, which takes half as long as autograd; second derivatives are refused.
 
-A logit of -inf means probability 0. A token that the target excludes contributes nothing. A token that the draft excludes lies outside its
-trimmed head, where no weight of the draft can change it: ``forward_kl`` and ``hard_label`` leave out its ``-target log draft``, which would be
-infinite, and the other losses treat it like any other token. ``forward_kl`` keeps the target's whole entropy.
+A logit of -inf means probability 0, and 0 log 0 is 0. Where the target excludes a token that the draft may propose, ``reverse_kl`` and
+``jeffreys`` are infinite and have no gradient. A token that the draft excludes lies outside its trimmed head, where no weight of the draft can
+change it: ``forward_kl`` and ``hard_label`` leave out its ``-target log draft``, which would be infinite, and the other losses treat it like
+any other token. ``forward_kl`` keeps the target's whole entropy.
 """
 
 from __future__ import annotations
@@ -49,12 +50,14 @@ def forward_kl(draft_logits: Logits, target_logits: Logits) -> Float[Tensor, "*p
 def reverse_kl(draft_logits: Logits, target_logits: Logits) -> Float[Tensor, "*positions"]:
     """KL(draft || target) = sum_x draft (log draft - log target), in nats (OSD Eq. 3, "reverse").
 
-    Infinite if the draft gives mass to a token with target probability zero.
+    Infinite if the draft gives mass to a token with target probability zero, as top-k and top-p leave it; it then has no gradient.
 
     **Arguments:**
     - `draft_logits`, `target_logits`: as for `forward_kl`.
 
     **Returns:** nats at each position, shape `(*positions,)`.
+
+    **Raises:** `UserError` if it is infinite and the draft is to learn from it.
 
     >>> target, draft = torch.tensor([[0.8, 0.2]]).log(), torch.tensor([[0.5, 0.5]]).log()
     >>> reverse_kl(draft, target)
@@ -63,6 +66,9 @@ def reverse_kl(draft_logits: Logits, target_logits: Logits) -> Float[Tensor, "*p
     draft, log_draft = _distribution(draft_logits)
     ratio = log_draft.sub_(target_logits.detach().float().log_softmax(-1)).masked_fill_(draft == 0, 0.0)
     value = _dot(draft, ratio)
+    if torch.is_grad_enabled() and draft_logits.requires_grad and value.isinf().any():
+        what = "reverse KL and Jeffreys are infinite where the target excludes a token (top-k, top-p), and have no gradient"
+        raise UserError(what, remedy="choose forward_kl, jsd_0.5 or tvd, or give the target's whole distribution")
     return _with_gradient(draft_logits, value, _through_softmax(draft, ratio, value))
 
 
@@ -134,9 +140,11 @@ def jeffreys(draft_logits: Logits, target_logits: Logits, beta: float = 0.9) -> 
 
     **Arguments:**
     - `draft_logits`, `target_logits`: as for `forward_kl`.
-    - `beta`: weight of the forward part, in [0, 1].
+    - `beta`: weight of the forward part, in [0, 1).
 
     **Returns:** nats at each position, shape `(*positions,)`.
+
+    **Raises:** `UserError` as `reverse_kl` does.
 
     >>> target, draft = torch.tensor([[0.8, 0.2]]).log(), torch.tensor([[0.5, 0.5]]).log()
     >>> jeffreys(draft, target)
