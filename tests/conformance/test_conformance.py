@@ -33,7 +33,7 @@ from draftlab.conformance.command import verify_lossless
 from draftlab.conformance.sequential import Evidence, Gamblers, sampler_wealth, samples_needed
 from draftlab.conformance.tables import tables
 from draftlab.core.sampling import Drafting, draw
-from draftlab.core.verify import TOKEN_VERIFIERS, VERIFIERS
+from draftlab.core.verify import TOKEN_VERIFIERS, TREE_VERIFIERS, VERIFIERS
 from draftlab.core.verify.block import block
 from draftlab.core.verify.greedy import greedy
 from draftlab.core.verify.k_seq import k_seq
@@ -166,7 +166,18 @@ def test_mutants_are_caught_exactly(name: str) -> None:
     drafting, decide = MUTANTS[name]
     # Declared for independent drafts, so that the door does not refuse what the tests must find.
     mutant = TokenVerifier(name, "independent", decide)
-    assert check_distribution(mutant.distribution, drafting, 2).error > 1e-6
+    assert check_distribution(mutant.distribution, drafting, 2, batched=True).error > 1e-6
+
+
+def test_a_verifier_that_decides_every_row_as_the_first_is_caught_in_a_batch() -> None:
+    def as_the_first(target: Tensor, draft: Tensor, tokens: Tensor) -> Decision:
+        right = single.decide(target, draft, tokens)
+        return Decision(right.accept[:1].expand_as(right.accept), right.residual)
+
+    mutant = TokenVerifier("mutant", "iid", as_the_first)
+    assert check_distribution(mutant.distribution, "iid", 1).lossless
+    assert check_distribution(mutant.distribution, "iid", 1, batched=True).error > 1e-3
+    assert not check_verifier(mutant, 1, Budget(max_samples=500)).exact["distribution"].lossless
 
 
 @pytest.mark.parametrize("name", MUTANTS)
@@ -386,7 +397,7 @@ def test_a_formula_of_another_verifier_is_caught(capsys: pytest.CaptureFixture[s
 
 @pytest.mark.parametrize("name", [n for n in VERIFIERS if n != "importance"])
 def test_the_projects_verifiers_pass(name: str) -> None:
-    samples = 500 if name == "gls" else 2000  # the integrals of gls take long
+    samples = 500 if name == "gls" or name in TREE_VERIFIERS else 2000  # these compute each row by itself
     verdict = check_verifier(VERIFIERS[name], 2, Budget(max_samples=samples))
     assert verdict.lossless
     assert max(found.error for found in verdict.exact.values()) < 2e-14
@@ -707,11 +718,11 @@ def shares():
     ("body", "message"),
     [
         ("return 1 / 0", r"py:10: .*mine raised ZeroDivisionError: division by zero"),
-        ("return right.accept", r"mine: decide returned torch.float64 of shape \(1, 1\) \(return a Decision"),
+        ("return right.accept", r"mine: decide returned torch.float64 of shape \(4, 1\) \(return a Decision"),
         ("return None", "mine: decide returned NoneType"),
         ("return Decision(right.accept.float(), right.residual)", r"accept is torch.float32 .*give torch.float64 of"),
-        ("return Decision(right.accept[:, 0], right.residual)", r"accept is torch.float64 of shape \(1,\) .*\(1, 1\)"),
-        ("return Decision(right.accept, lambda rows: right.residual(rows)[:, 0])", r"residual is .*\(give .* \(1, 4\)"),
+        ("return Decision(right.accept[:, 0], right.residual)", r"accept is torch.float64 of shape \(4,\) .*\(4, 1\)"),
+        ("return Decision(right.accept, lambda rows: right.residual(rows)[:, 0])", r"residual is .*\(give .* \(4, 4\)"),
         ("return Decision(right.accept, lambda rows: None)", "residual is NoneType"),
     ],
 )

@@ -91,7 +91,7 @@ def check_verifier(
     walk = partial(_walk_sample, partial(verify_sequences, verifier))
     return Conformance(
         {
-            "distribution": check_distribution(verifier.distribution, drafting, num_drafts),
+            "distribution": check_distribution(verifier.distribution, drafting, num_drafts, batched=True),
             **_sequences("sequence distribution", partial(sequences_distribution, verifier), sequences, budget.seed),
         },
         {

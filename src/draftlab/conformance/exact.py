@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Float64
@@ -39,9 +40,17 @@ class Exact:
 
 
 def check_distribution(
-    distribution: Distribution, drafting: Drafting, num_drafts: int, cases: Iterable[VerifierCase] | None = None
+    distribution: Distribution,
+    drafting: Drafting,
+    num_drafts: int,
+    cases: Iterable[VerifierCase] | None = None,
+    *,
+    batched: bool = False,
 ) -> Exact:
-    """Average the emitted distribution over every drafted tuple and compare with the target: ``sum_x P(x) distribution(x) = q``."""
+    """Average the emitted distribution over every drafted tuple and compare with the target: ``sum_x P(x) distribution(x) = q``.
+
+    With ``batched``, the arguments of ``distribution`` have a batch axis in front, and one call gets all tuples of a table.
+    """
     known = tables(drafting, num_drafts) if cases is None else list(cases)
     if (count := sum(len(table.target_probs) ** num_drafts for table in known)) > LIMIT:
         what = f"{num_drafts} drafts make {count} tuples in {len(known)} tables"
@@ -50,24 +59,25 @@ def check_distribution(
     tuples = 0
     for table in known:
         joint = joint_distribution(table.draft_probs, drafting)
-        emitted = torch.stack(
-            [
-                _as_distribution(reading(distribution)(table.target_probs, table.draft_probs, x), table)
-                for x in joint.tokens
-            ]
-        )
+        count = len(joint.tokens)
+        if batched:
+            given = table.target_probs.repeat(count, 1), table.draft_probs.repeat(count, 1, 1), joint.tokens
+            emitted = _as_distributions(reading(distribution)(*given), table, count)
+        else:
+            call = partial(reading(distribution), table.target_probs, table.draft_probs)
+            emitted = torch.stack([_as_distributions(call(x), table) for x in joint.tokens])
         difference = (joint.probs @ emitted - table.target_probs).abs().max()
         # A row that is no distribution, or NaN, is an error even if the average is right.
         improper = torch.maximum((emitted.sum(-1) - 1).abs().max(), -emitted.min())
         errors.append((float(torch.maximum(difference, improper).nan_to_num(math.inf)), table.name))
-        tuples += len(joint.probs)
+        tuples += count
     error, case = max(reversed(errors), key=lambda row: row[0], default=(0.0, ""))
     return Exact(error, case, tuples)
 
 
-def _as_distribution(value: object, table: VerifierCase) -> Float64[Tensor, " vocab"]:
-    distribution = torch.as_tensor(value, dtype=torch.float64)
-    if distribution.shape != table.target_probs.shape:
-        what = f"the distribution has shape {tuple(distribution.shape)} on table '{table.name}'"
+def _as_distributions(value: object, table: VerifierCase, *batch: int) -> Float64[Tensor, "*batch vocab"]:
+    probs = torch.as_tensor(value, dtype=torch.float64)
+    if probs.shape != (*batch, len(table.target_probs)):
+        what = f"the distribution has shape {tuple(probs.shape)} on table '{table.name}'"
         raise UserError(what, remedy="return one probability for each token of target_probs")
-    return distribution
+    return probs
