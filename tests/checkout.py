@@ -38,22 +38,8 @@ def snakemake(
 ) -> str:
     """Run Snakemake in a copy of the checkout, or in the environment of one; return what it printed.
 
-    Without an environment of its own it is a fork of a process that has imported Snakemake, which takes longer than most dry runs.
+    It is a fork of a process that has imported Snakemake, which takes longer than most dry runs.
     """
-    command = ["--cores", str(cores), *arguments]
-    if env is None:
-        code, output = _in_a_fork(folder, command)
-    else:
-        done = subprocess.run(
-            ["snakemake", *command], cwd=folder, env=env, capture_output=True, text=True, timeout=TIMEOUT
-        )
-        code, output = done.returncode, done.stdout + done.stderr
-    assert not check or code == 0, output[-6000:]
-    return output
-
-
-def _in_a_fork(folder: Path, arguments: list[str]) -> tuple[int, str]:
-    """The exit code and the output of Snakemake in a fork of ``_forks()``."""
     forks = _forks()
     assert forks.stdin
     assert forks.stdout
@@ -61,8 +47,8 @@ def _in_a_fork(folder: Path, arguments: list[str]) -> tuple[int, str]:
         output = Path(scratch, "output")
         call = {
             "folder": str(folder),
-            "environment": environment(folder),
-            "arguments": arguments,
+            "environment": env or environment(folder),
+            "arguments": ["--cores", str(cores), *arguments],
             "output": str(output),
         }
         forks.stdin.write(json.dumps(call) + "\n")
@@ -72,7 +58,9 @@ def _in_a_fork(folder: Path, arguments: list[str]) -> tuple[int, str]:
             forks.kill()
             _forks.cache_clear()
             raise AssertionError(f"snakemake {arguments} still runs after {TIMEOUT} s")
-        return int(forks.stdout.readline()), output.read_text(encoding="utf-8")
+        code, said = int(forks.stdout.readline()), output.read_text(encoding="utf-8")
+    assert not check or code == 0, said[-6000:]
+    return said
 
 
 @functools.cache

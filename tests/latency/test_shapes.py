@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -28,6 +26,7 @@ from draftlab.models.gguf import export, random_weights
 from draftlab.models.llama_cpp import LlamaCpp
 from draftlab.models.tokenizer import train_tokenizer
 from draftlab.plan import Run, flags, load_run
+from tests.checkout import jobs, snakemake
 from tests.conftest import ROOT
 
 MEASURED = (
@@ -108,13 +107,10 @@ def test_without_a_gpu_the_same_models_are_measured_in_four_bits_on_one_core(run
 @pytest.mark.parametrize(("scale", "measured"), [("shapes", len(MEASURED)), ("shapes_cpu", len(MEASURED_ON_CPU))])
 def test_the_dag_holds_no_data_and_no_training(tmp_path: Path, scale: str, measured: int) -> None:
     words = ["--directory", str(tmp_path), "--config", f"scale={scale}", "experiments=all"]
-    command = [sys.executable, "-m", "snakemake", "-n", "--snakefile", str(ROOT / "Snakefile"), *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    jobs = dict(re.findall(r"^(\w+) +(\d+)$", done.stdout + done.stderr, re.MULTILINE))
-    cells = {name: int(count) for name, count in jobs.items() if name.startswith("latency_")}
-    others = {"collect", "claims", "figure", "report", "all", "total"}
-    assert set(jobs) - set(cells) - {"speedup_theory", "utilisation", "verifier_cost"} == others
+    planned = jobs(snakemake(ROOT, "-n", *words))
+    cells = {name: count for name, count in planned.items() if name.startswith("latency_")}
+    others = {"collect", "claims", "figure", "report", "all"}
+    assert set(planned) - set(cells) - {"speedup_theory", "utilisation", "verifier_cost"} == others
     assert sum(cells.values()) == measured + len(BITS)
 
 
