@@ -21,7 +21,7 @@ class VerdictSettings:
     traffic: Path
     """a file of your prompts, with or without answers"""
     target: str
-    """the target: a model folder, a GGUF file or a hub id"""
+    """the target: a model folder, a GGUF file, a hub id, or package:smollm2-135m-instruct to try it"""
     draft: tuple[str, ...] = ()
     """the draft, likewise; several are judged one after the other; without one, a draft is made of the target's first layers"""
     hardware: str | None = None
