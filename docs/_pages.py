@@ -69,8 +69,9 @@ def _commands() -> str:
 
     from draftlab.cli import VERBS, function_of
 
-    parts = ["# Command line\n\nWhat `draftlab VERB --help` prints.\n"]
-    for name in sorted(VERBS):
+    order = "Verbs for daily use come first, then the steps of the workflow, then each measurement by itself."
+    parts = [f"# Command line\n\nWhat `draftlab VERB --help` prints. {order}\n"]
+    for name in VERBS:
         with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.suppress(SystemExit):
             tyro.cli(function_of(name), prog=f"draftlab {name}", args=["--help"])
         parts.append(f"\n## {name}\n\n```text\n{said.getvalue().strip()}\n```\n")
