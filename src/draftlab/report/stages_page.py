@@ -9,7 +9,6 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from draftlab.core.settings import Settings
 from draftlab.plan import load_experiment
 from draftlab.stages import STAGES
 from draftlab.stages._stage import Column, Stage, columns_of
@@ -19,7 +18,7 @@ HEAD = """\
 # Tables
 
 The settings of each stage, the columns of its tables and its measures, generated from the code by `draftlab readme`.
-A table has the columns of its stage, and one for each axis of its experiment. Two runs differ in the columns marked *timed*.
+A table has the columns of its stage, and one for each axis of its experiment. Columns marked *timed* differ between two runs of the same code.
 """
 
 
@@ -35,7 +34,8 @@ def render(root: Path) -> str:
 def _section(stage: Stage, experiments: Iterable[str]) -> str:
     """The section of one stage, with the names of the experiments that use it."""
     parts = [f"\n## {stage.name}\n\n{stage.summary}.\n\nUsed by {', '.join(f'`{name}`' for name in experiments)}.\n"]
-    parts += [f"\n{text}\n" for text in _docstrings(stage.settings)]
+    if stage.settings.__doc__:  # those of the classes that it extends say for whom they are, which only the code needs
+        parts.append("\n" + inspect.cleandoc(stage.settings.__doc__).replace("``", "`") + "\n")
     settings = [
         [f"`{name}`", _default(field), (field.description or "").replace("``", "`")]
         for name, field in stage.settings.model_fields.items()
@@ -51,12 +51,6 @@ def _section(stage: Stage, experiments: Iterable[str]) -> str:
     views = [[f"`{name}`", " ".join((view.__doc__ or "").split())] for name, view in stage.views.items()]
     parts.append(_table(("view", "what it shows"), views))
     return "".join(parts)
-
-
-def _docstrings(settings: type[Settings]) -> list[str]:
-    """The docstrings of a settings class and of the settings classes that it extends, base classes first."""
-    kinds = [kind for kind in reversed(settings.mro()) if issubclass(kind, Settings) and kind is not Settings]
-    return [inspect.cleandoc(kind.__doc__).replace("``", "`") for kind in kinds if kind.__doc__]
 
 
 def _columns(columns: Mapping[str, Column]) -> list[list[str]]:

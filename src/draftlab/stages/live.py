@@ -43,7 +43,7 @@ class Contest(Decoding):
 
     schemes: Distinct[LiveScheme] = Field(
         min_length=1,
-        description="how drafts are verified; NAME+block: by blocks (or by another verifier of a path) once a single sequence is left; plain: no draft, only live",
+        description="how drafts are verified; NAME+block: by blocks (or by another verifier of a path) once a single sequence is left; plain: no draft, only live. Each with every combination of the lists below, unless its linear program has more tokens than alphabet",
     )
     num_drafts: Distinct[Count] = Field(min_length=1, description="numbers of drafted sequences")
     draft_temperature: Distinct[NotNegative] = Field(min_length=1, description="temperatures of the drafts")
