@@ -392,7 +392,7 @@ def test_a_formula_of_another_verifier_is_caught(capsys: pytest.CaptureFixture[s
         command._report("mine", conformance.Conformance({}, {}, check_formulas(mine, 2)))
     wrong = dataclasses.replace(k_seq, survivors=specinfer.survivors)
     assert check_formulas(wrong, 2)["survivors"].error > 1e-3
-    assert "closed_form       exact           20 tables" in capsys.readouterr().out
+    assert "closed_form           exact           20 tables" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", [n for n in VERIFIERS if n != "importance"])
@@ -810,7 +810,7 @@ def test_errors_of_single_precision_are_named(monkeypatch: pytest.MonkeyPatch) -
 def test_command_on_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = sample_file(tmp_path, 500)
     command.run_on_file(path, Budget())
-    assert "samples           sampled        500 tokens" in capsys.readouterr().out
+    assert "samples               sampled        500 tokens" in capsys.readouterr().out
     path.write_text('{"target_probs": [1.0], "token": 0}\n{"token": 0}\n')
     with pytest.raises(UserError, match=r"samples.jsonl:2: not a sample: KeyError"):
         command.run_on_file(path, Budget())

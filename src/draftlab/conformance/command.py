@@ -144,15 +144,15 @@ def _read(samples: Path) -> Iterator[tuple[Tensor, int]]:
 
 def _report(name: str, result: Conformance) -> None:
     for test, exact in result.exact.items():
-        print(f"{test:17} exact    {exact.cases:9,} drafts   largest error {exact.error:.1e} ({exact.case})")
+        print(f"{test:21} exact    {exact.cases:9,} drafts   largest error {exact.error:.1e} ({exact.case})")
     for test, exact in result.formulas.items():
-        print(f"{test:17} exact    {exact.cases:9,} tables   largest error {exact.error:.1e} ({exact.case})")
+        print(f"{test:21} exact    {exact.cases:9,} tables   largest error {exact.error:.1e} ({exact.case})")
     for test, sampled in result.sampled.items():
         rate = f"at most {sampled.false_alarm:.2%} of lossless verifiers reach it"
         alarm = f"alarm at {1 / sampled.false_alarm:,.0f}: {rate}"
-        print(f"{test:17} sampled  {sampled.samples:9,} tokens   e-value {sampled.e_value:.3g} ({alarm})")
+        print(f"{test:21} sampled  {sampled.samples:9,} tokens   e-value {sampled.e_value:.3g} ({alarm})")
         power = f"detects deviations of {sampled.visible:.2g} or more (in one token's probability, at every position)"
-        print(f"{'':17} power    {'detects no deviation' if math.isinf(sampled.visible) else power}")
+        print(f"{'':21} power    {'detects no deviation' if math.isinf(sampled.visible) else power}")
     failed = [test for test, each in (result.exact | result.sampled).items() if not each.lossless]
     if failed:
         remedy = "verify with the probabilities that the drafts were sampled from, and renormalise every residual"
