@@ -131,6 +131,15 @@ def test_gzip_cut_off(tmp_path: Path) -> None:
     assert "broken gzip" in problem
 
 
+def test_a_gzipped_file_gives_every_row_before_it_is_cut_off_or_something_else_follows(tmp_path: Path) -> None:
+    """A small file comes in one read with its end."""
+    whole = gzip.compress((LINE + b"\n") * 9)
+    assert good(read(tmp_path, whole[:-8], "train.jsonl.gz")) == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    followed = read(tmp_path, whole + b"garbage", "train.jsonl.gz")
+    assert good(followed) == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    assert [line for line, problem in problems(followed) if "broken gzip" in problem] == [10]
+
+
 def test_a_gzipped_tsv_that_is_cut_off_keeps_the_rows_before(tmp_path: Path) -> None:
     lines = [f"{random.Random(i).random()}\t{i}\n" for i in range(5000)]
     whole = gzip.compress("".join(["prompt\tn\n", *lines]).encode())
@@ -139,9 +148,11 @@ def test_a_gzipped_tsv_that_is_cut_off_keeps_the_rows_before(tmp_path: Path) -> 
     assert "broken gzip" in problems(rows)[-1][1]
 
 
-def test_utf16_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("name", ["train.jsonl", "mine.csv", "mine.txt"])
+def test_utf16_is_refused(tmp_path: Path, name: str, encoding: str) -> None:
     with pytest.raises(UserError, match="UTF-16"):
-        read(tmp_path, LINE.decode().encode("utf-16"))
+        read(tmp_path, "prompt\nHow many?\n".encode(encoding), name)
 
 
 def test_tables(tmp_path: Path) -> None:

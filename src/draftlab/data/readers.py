@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import re
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 GZIP, PARQUET = b"\x1f\x8b", b"PAR1"
 UTF16 = (b"\xff\xfe", b"\xfe\xff")
+BARE_UTF16 = re.compile(rb"(?:[^\0]\0){4}|(?:\0[^\0]){4}")
+"""How UTF-16 begins without its mark, if the text begins with ASCII."""
 
 
 def read_rows(path: Path, columns: Sequence[str] = ()) -> Iterator[RawRow]:
@@ -53,7 +56,7 @@ def read_rows(path: Path, columns: Sequence[str] = ()) -> Iterator[RawRow]:
                 yield from _parse(file, name, suffixes, columns)
                 return
             with gzip.open(file, "rb") as unzipped:
-                for row in _parse(io.BufferedReader(unzipped), name, suffixes, columns):
+                for row in _parse(io.BufferedReader(_Unzipped(unzipped)), name, suffixes, columns):
                     number = row.line
                     yield row
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
@@ -67,7 +70,7 @@ def read_rows(path: Path, columns: Sequence[str] = ()) -> Iterator[RawRow]:
 def _parse(file: io.BufferedReader, name: str, suffixes: Sequence[str], columns: Sequence[str]) -> Iterator[RawRow]:
     """Yield the rows of a file that is neither Parquet nor gzipped, by its suffix and how it begins."""
     start = file.peek(4096).removeprefix(b"\xef\xbb\xbf")
-    if start.startswith(UTF16):
+    if start.startswith(UTF16) or BARE_UTF16.match(start):
         raise UserError("the file is UTF-16", file=name, remedy="convert it to UTF-8")
     if b"\r" in start and b"\n" not in start:
         file, start = io.BufferedReader(_UnixLines(file)), start.replace(b"\r", b"\n")
@@ -85,6 +88,30 @@ def _parse(file: io.BufferedReader, name: str, suffixes: Sequence[str], columns:
         raise UserError("neither text nor Parquet", file=name, remedy=remedy)
     else:
         yield from _text(file, name)
+
+
+class _Unzipped(io.RawIOBase):
+    """A gzipped file that gives all it has before it fails; ``GzipFile`` loses what it unpacked in the same read."""
+
+    def __init__(self, file: gzip.GzipFile) -> None:
+        self.file = file
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return self.file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self.file.tell()
+
+    def readinto(self, buffer: Any) -> int:
+        part = self.file.read1(len(buffer))
+        buffer[: len(part)] = part
+        return len(part)
 
 
 class _UnixLines(io.RawIOBase):
