@@ -365,6 +365,12 @@ def not_finite(tensors: dict[str, np.ndarray]) -> None:
     tensors["model.norm.weight"][3] = np.nan
 
 
+def in_8_bits(folder: Path) -> None:
+    tensors = {name: torch.from_numpy(tensor) for name, tensor in load_file(folder / "model.safetensors").items()}
+    tensors["model.norm.weight"] = tensors["model.norm.weight"].to(torch.float8_e4m3fn)
+    save_torch(tensors, folder / "model.safetensors")
+
+
 def another_head(tensors: dict[str, np.ndarray]) -> None:
     tensors["lm_head.weight"] = 2 * tensors["model.embed_tokens.weight"]
 
@@ -389,6 +395,8 @@ BROKEN = {
     "implies no tensor": lambda folder: edit_config(folder, num_hidden_layers=1),
     "not finite": lambda folder: edit_tensors(folder, not_finite),
     "another head": lambda folder: edit_tensors(folder, another_head),
+    r"quantized weights \(awq\)": lambda folder: edit_config(folder, quantization_config={"quant_method": "awq"}),
+    r"model.norm.weight is quantized \(F8_E4M3\)": in_8_bits,
 }
 
 

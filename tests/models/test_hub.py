@@ -220,6 +220,35 @@ def test_a_pickle_of_anything_but_weights_is_refused(
     assert not list((tmp_path / "home").rglob("*.*"))
 
 
+@pytest.mark.parametrize(
+    ("renamed", "also", "message"),
+    [
+        ("adapter_model.safetensors", "adapter_config.json", r"opt: an adapter \(LoRA\), not a whole model \(merge it"),
+        ("adapter_model.bin", "adapter_config.json", r"opt: an adapter \(LoRA\), not a whole model \(merge it"),
+        ("a.gguf", "b.gguf", r"opt: a folder of GGUF files \(name the file: .*a.gguf\)"),
+        ("consolidated.safetensors", "params.json", r"opt: no model.safetensors and no index .* only consolidated"),
+        (
+            "model-00001-of-00002.safetensors",
+            "README.md",
+            r"opt: no model.safetensors and no index .* only model-00001",
+        ),
+    ],
+)
+def test_a_folder_of_something_else_than_a_models_weights_is_named(
+    renamed: str, also: str, message: str, opt: Path, tmp_path: Path
+) -> None:
+    (opt / "model.safetensors").rename(opt / renamed)
+    (opt / also).write_text("{}")
+    with pytest.raises(UserError, match=message):
+        hub.copy_model(str(opt), tmp_path / "copy")
+
+
+def test_a_model_file_under_another_name_is_named(tmp_path: Path) -> None:
+    (tmp_path / "sha256-1f").write_bytes(b"GGUF")
+    with pytest.raises(UserError, match=r"sha256-1f: a file, but not called .gguf \(name the folder"):
+        hub.copy_model(str(tmp_path / "sha256-1f"), tmp_path / "copy")
+
+
 def test_a_model_without_weights_is_refused(opt: Path, tmp_path: Path) -> None:
     (opt / "model.safetensors").rename(opt / "flax_model.msgpack")
     with pytest.raises(UserError, match=r"opt: no weights: neither"):

@@ -256,6 +256,16 @@ def pickle_weights(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
 
 
+def pointer_of_weights(folder: Path) -> None:
+    (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+
+
+def quantize(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.norm.weight"] = tensors["model.norm.weight"].to(torch.float8_e4m3fn)
+    save_file(tensors, folder / "model.safetensors")
+
+
 def drop_weight(folder: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     del tensors["model.layers.1.mlp.up_proj.weight"]
@@ -328,6 +338,11 @@ def test_positions_turn_as_in_transformers(model: Llama, tmp_path: Path, change:
         (drop_weight, r"no weight 'model\.layers\.1\.mlp\.up_proj\.weight'"),
         (widen_config, r"weights that do not fit config\.json: size mismatch"),
         (shutil.rmtree, r"config\.json: no such file"),
+        (pointer_of_weights, r"model\.safetensors: a pointer of Git LFS"),
+        (
+            quantize,
+            r"model\.safetensors: model\.norm\.weight is quantized \(torch\.float8_e4m3fn\) \(use this model in 16",
+        ),
     ],
 )
 def test_damaged_folders_are_refused(model: Llama, tmp_path: Path, damage: object, message: str) -> None:

@@ -41,6 +41,9 @@ def here(tmp_path, monkeypatch):
         (tmp_path / name).mkdir()
     (tmp_path / "x" / "config.json").write_text("{}")
     (tmp_path / "x" / "model.safetensors").write_bytes(b"")
+    for file in ("adapter/adapter_config.json", "quants/a.gguf"):
+        (tmp_path / file).parent.mkdir()
+        (tmp_path / file).write_text("{}")
 
 
 def load(config, workflow=WORKFLOW):
@@ -493,7 +496,9 @@ def test_a_wrong_scale_is_refused(tmp_path, old, new, message):
         ({"target": "a/b/c"}, "target: no such"),
         ({"target": "empty"}, r"--config: target: no config.json in empty \(name a folder in the Hugging Face layout"),
         ({"draft": "empty"}, "draft: no config.json in empty"),
-        ({"draft": "mine.jsonl"}, "draft: no config.json in mine.jsonl"),
+        ({"draft": "mine.jsonl"}, "--config: draft: a file, but not called .gguf: mine.jsonl"),
+        ({"target": "adapter"}, r"--config: target: an adapter \(LoRA\), not a whole model: adapter \(merge it"),
+        ({"target": "quants"}, r"--config: target: a folder of GGUF files: quants \(name the file: quants/a.gguf"),
         ({"raw": "r" * 5000}, "raw: no such"),
         ({"scal": "smoke"}, "unknown key 'scal'"),
         ({"name": 2024}, r"--config: name: 2024 is not a text \(on a command line let a name begin with a letter"),

@@ -20,6 +20,8 @@ EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """Under which names config.json has the number of experts in a layer."""
 POINTER = b"version https://git-lfs"
 """How a pointer of Git LFS begins."""
+IN_16_BITS = "use this model in 16 bits, or as a GGUF file"
+"""What to do with weights that mean nothing without their scales."""
 
 
 def is_gguf(name: Path | str) -> bool:
@@ -35,10 +37,29 @@ def weight_files(folder: Path) -> list[Path]:
     index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
     files = [single] if single.is_file() else parts_of(index) if index.is_file() else []
     if not files:
+        check_kind(folder)
         pickled = [*folder.glob("*.bin"), *folder.glob("*.pt"), *folder.glob("*.pth")]
         what = f"only pickled weights ({pickled[0].name}), which can run code" if pickled else "no model.safetensors"
+        if others := sorted(folder.glob("*.safetensors")):
+            what = f"no model.safetensors and no index of its parts, only {others[0].name}"
         raise UserError(what, file=folder, remedy="use a model folder with safetensors")
+    for file in files:
+        check_no_pointer(file)
     return list(map(verify, files))
+
+
+def check_kind(model: Path) -> None:
+    """Raise ``UserError`` for a file that is no GGUF file by its name, and for a folder that has only an adapter, or only GGUF files."""
+    if model.is_file() and not is_gguf(model):
+        remedy = "name the folder of a model, or rename a GGUF file so that it ends in .gguf"
+        raise UserError("a file, but not called .gguf", file=model, remedy=remedy)
+    if any(model.glob("model*.safetensors*")) or any(model.glob("pytorch_model*")):
+        return
+    if any(model.glob("adapter_*")):
+        remedy = "merge it into its base model: merge_and_unload() and save_pretrained() of peft"
+        raise UserError("an adapter (LoRA), not a whole model", file=model, remedy=remedy)
+    if files := sorted(model.glob("*.gguf")):
+        raise UserError("a folder of GGUF files", file=model, remedy=f"name the file: {files[0]}")
 
 
 def weights_digest(folder: Path) -> str:
@@ -89,7 +110,6 @@ def _sizes(folder: Path) -> dict[str, int]:
                 for name in weights.keys():  # noqa: SIM118 (not a dict)
                     sizes[name] = math.prod(weights.get_slice(name).get_shape())
         except (SafetensorError, OSError) as error:
-            check_no_pointer(path)
             raise UserError(f"damaged weights: {error}", file=path, remedy="fetch or make the model again") from None
     config = _config(folder)
     is_tied = config.get("tie_word_embeddings") is True and config.get("model_type") != "t5"

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from draftlab.errors import UserError
+from draftlab.errors import UserError, first_line
 
 if TYPE_CHECKING:
     from jinja2 import Environment, Template
@@ -166,7 +166,7 @@ def _rendered(
             }
         )
     except Exception as error:  # it is a program: it may raise anything
-        raise UserError(f"the chat template fails: {error}", remedy=OTHERS) from None
+        raise UserError(f"the chat template fails: {first_line(error)}", remedy=OTHERS) from None
     return text
 
 

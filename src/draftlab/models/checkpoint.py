@@ -10,7 +10,7 @@ from jaxtyping import Float
 from safetensors import SafetensorError, safe_open
 
 from draftlab.errors import UserError
-from draftlab.files.weights import HEAD, weight_files
+from draftlab.files.weights import HEAD, IN_16_BITS, weight_files
 from draftlab.models.config import HEAD_ALONE, LLAMAS, ONLY_DISTIL, another_head, is_head, unsupported_settings
 
 Array = Float[np.ndarray, "..."]
@@ -18,6 +18,8 @@ Shapes = dict[str, tuple[int, ...]]
 
 DERIVED = ("rotary_emb.inv_freq", HEAD, "coder.embed_tokens.weight")
 """Ends of the names of copies and constants that some checkpoints store beside the weights."""
+FLOATS = ("F64", "F32", "F16", "BF16")
+"""The types of numbers, as safetensors name them, that are weights without further scales."""
 
 
 class Checkpoint:
@@ -29,6 +31,8 @@ class Checkpoint:
         A T5 may have an output layer of its own although ``config`` says that it is the embedding: transformers 5 writes that for every T5, and
         reads the layer. It is in ``shapes`` then.
         """
+        if method := (config.get("quantization_config") or {}).get("quant_method"):
+            raise UserError(f"quantized weights ({method})", file=folder, remedy=IN_16_BITS)
         self.shapes = expected_shapes(config, folder)
         self.files: dict[str, Path] = {}
         stored: Shapes = {}
@@ -63,11 +67,14 @@ class Checkpoint:
         self.shapes[HEAD] = shape
 
     def read(self, name: str) -> Array:
-        """One tensor as float32; a value that is not finite is a ``UserError``."""
+        """One tensor as float32; a value that is not finite or a quantized one is a ``UserError``."""
         file = self.files[name]
         with safe_open(file, "np") as shard:
-            is_bfloat16 = shard.get_slice(name).get_dtype() == "BF16"  # which numpy lacks: torch reads these
-            tensor = None if is_bfloat16 else np.asarray(shard.get_tensor(name), dtype=np.float32)
+            kind = shard.get_slice(name).get_dtype()
+            if kind not in FLOATS:
+                raise UserError(f"{name} is quantized ({kind})", file=file, remedy=IN_16_BITS)
+            # numpy has no bfloat16: torch reads these
+            tensor = None if kind == "BF16" else np.asarray(shard.get_tensor(name), dtype=np.float32)
         if tensor is None:
             with safe_open(file, "pt") as shard:
                 tensor = np.asarray(shard.get_tensor(name).float().numpy())

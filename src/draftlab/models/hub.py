@@ -17,7 +17,7 @@ from draftlab.files.hub import ask
 from draftlab.files.json_files import write_json
 from draftlab.files.packages import package_of
 from draftlab.files.seals import content_digest, seal
-from draftlab.files.weights import is_gguf, parameter_count, parts_of
+from draftlab.files.weights import check_kind, is_gguf, parameter_count, parts_of
 from draftlab.models.config import TOOL_TEMPLATE, context_of, copy_files, is_head, read_config, read_eos_ids
 from draftlab.models.pickled import PICKLED, PICKLED_INDEX, convert
 from draftlab.models.vocabulary_rows import fit_rows, rows_of
@@ -163,6 +163,7 @@ def _or_again(remedy: str, name: str) -> str:
 
 
 def _resolve(name: str, patterns: tuple[str, ...], otherwise: str = "give a local folder") -> Path:
+    check_kind(Path(name))
     if Path(name).is_dir():
         return Path(name)
     if not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*(@\w[\w.-]*(/\w[\w.-]*)*)?", name):

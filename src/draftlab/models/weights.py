@@ -15,19 +15,23 @@ from torch import Tensor
 
 from draftlab.core.theory import ModelSize
 from draftlab.errors import UserError
-from draftlab.files.weights import parameter_count, weight_files
+from draftlab.files.weights import IN_16_BITS, parameter_count, weight_files
 from draftlab.models.checkpoint import head_counts, head_dim
 from draftlab.models.config import read_config
 
 
 def read_weights(folder: Path, device: torch.device) -> dict[str, Tensor]:
-    """All tensors of a model folder by name. ``UserError`` names a damaged file."""
+    """All tensors of a model folder by name. ``UserError`` names a damaged file, and one with quantized weights."""
     tensors: dict[str, Tensor] = {}
     for file in weight_files(folder):
         try:
-            tensors |= load_file(file, device=str(device))
+            stored = load_file(file, device=str(device))
         except (SafetensorError, OSError) as error:
             raise UserError(f"damaged weights: {error}", file=file, remedy="fetch or make the model again") from None
+        for name, tensor in stored.items():
+            if tensor.itemsize == 1 and tensor.dtype != torch.bool:
+                raise UserError(f"{name} is quantized ({tensor.dtype})", file=file, remedy=IN_16_BITS)
+        tensors |= stored
     return tensors
 
 

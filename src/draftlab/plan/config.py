@@ -15,7 +15,7 @@ from draftlab.core.settings import Settings, Template
 from draftlab.errors import UserError
 from draftlab.files.packages import PACKAGES, package_of
 from draftlab.files.seals import content_digest
-from draftlab.files.weights import is_gguf
+from draftlab.files.weights import check_kind, is_gguf
 from draftlab.latency.sizes import architecture_of
 from draftlab.models.config import context_of
 from draftlab.models.hub import WEIGHTS
@@ -204,6 +204,10 @@ def check_architectures(models: Mapping[str, str], source: Path | str) -> None:
 
 def _check_model(key: str, value: str, source: Path | str) -> None:
     """Refuse a folder that is no model, and a model that cannot be represented."""
+    try:
+        check_kind(Path(value))
+    except UserError as error:
+        raise UserError(f"{key}: {error.what}: {value}", file=source, remedy=error.remedy) from None
     if not is_gguf(value) and (missing := _missing(Path(value))):
         remedy = "name a folder in the Hugging Face layout, or a GGUF file"
         raise UserError(f"{key}: no {missing} in {value}", file=source, remedy=remedy)
