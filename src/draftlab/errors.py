@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import functools
+import traceback
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 def printable(text: str) -> str:
@@ -37,3 +42,19 @@ def fault_in(function: object, what: str, remedy: str) -> UserError:
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, or the name of its class if it has none."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def called(what: str, function: Callable[..., T], *arguments: object) -> T:
+    """Call a function that the user may have written; an error in it becomes a ``UserError``, with the line of the function's own file."""
+    try:
+        return function(*arguments)
+    except (UserError, MemoryError):
+        raise
+    except Exception as error:
+        if type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported here
+            raise
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
+        own = [frame for frame in frames if frame.filename == frames[0].filename]
+        file, line = (own[-1].filename, own[-1].lineno) if own else (None, None)
+        what = f"{what} raised {type(error).__name__}: {first_line(error)}"
+        raise UserError(what, file=file, line=line, remedy="repair the function") from error

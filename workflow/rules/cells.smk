@@ -1,7 +1,7 @@
 """Cells: one rule for each stage, one job for each combination of an experiment's axes.
 
 Required: what the stage reads (`reads` in src/draftlab/stages/<stage>.py): models, recorded answers, requests, another experiment's table
-Steps: cell - token_view
+Steps: conformance - cell - token_view
 Outputs: results/{run}/cells/{experiment}/{cell}/{cell.json,rows.csv,run.json}; from offline and online also draft/, the draft that
 the cell keeps, and routing.json if it routes requests; results/{run}/tokens.json;
 results/{run}/drafts/{experiment}.{cell}.gguf on request
@@ -59,6 +59,32 @@ for STAGE in STAGES.values():
             export OMP_NUM_THREADS={params.threads:q} MKL_NUM_THREADS={params.threads:q} OPENBLAS_NUM_THREADS={params.threads:q}
             {params.gpus:q} {params.launch:q} run {output.cell:q} >{log:q} 2>&1
             """
+
+
+rule conformance:
+    """Test that a verifier of the user's own is lossless, before a cell uses it, unless it says that it is not."""
+    output:
+        result="results/{run}/verifiers/{verifier}.txt",
+    log:
+        "results/{run}/logs/conformance/{verifier}.log",
+    wildcard_constraints:
+        verifier=r"\w[\w.-]*",
+    conda:
+        "../../envs/cpu.yaml"
+    threads: threads_of("conformance")
+    resources:
+        **resources_of("conformance"),
+    params:
+        verifier=lambda wildcards: RUN.own_verifiers[wildcards.verifier],
+        own=lambda wildcards: own_code(RUN.own_verifiers[wildcards.verifier]),
+        code=code("conformance.command"),
+    message:
+        "Test that {wildcards.verifier} is lossless"
+    shell:
+        r"""
+        draftlab verify-lossless --verifier {params.verifier:q} --if-claimed 2>{log:q} >{output.result:q} \
+            || {{ cat {output.result:q} {log:q} >&2; exit 1; }}
+        """
 
 
 rule token_view:

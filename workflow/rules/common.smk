@@ -6,6 +6,7 @@ Required: RUN (plan.Run) and its PAIRS.
 from hashlib import sha256
 
 from draftlab.files.packages import package_of
+from draftlab.files.registries import own_code
 from draftlab.stages._stage import NoInputs
 
 

@@ -133,6 +133,12 @@ rule clean:
         profile=DATA.profile,
         on_bad_row=DATA.on_bad_row,
         template_options=json.dumps(DATA.template_options),
+        cleaner=lambda wildcards: (
+            ["--cleaner", DATA.cleaners[wildcards.dataset]]
+            if wildcards.dataset in DATA.cleaners
+            else []
+        ),
+        own=lambda wildcards: own_code(DATA.cleaners.get(wildcards.dataset)),
         out=subpath(output.prompts, parent=True),
         code=code("data.splits"),
     message:
@@ -148,6 +154,7 @@ rule clean:
             --profile {params.profile:q} \
             --on-bad-row {params.on_bad_row:q} \
             --template-options {params.template_options:q} \
+            {params.cleaner:q} \
             --out {params.out:q} \
             >{log:q} 2>&1
         """

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
-import inspect
 import json
 import math
 import sys
@@ -27,6 +25,7 @@ from draftlab.core.verify.path import PathVerifier
 from draftlab.core.verify.token import TokenVerifier
 from draftlab.core.verify.tree import TreeVerifier
 from draftlab.errors import UserError, first_line
+from draftlab.files.registries import check_call, is_own, load
 
 Form = Literal["distribution", "sampler", "samples"]
 SIGNATURES: dict[Form, tuple[str, ...]] = {
@@ -42,18 +41,23 @@ SINGLE_PRECISION = 1e-6
 """The errors of a lossless verifier that computes in float32 are smaller."""
 
 
-def run(spec: str, form: Form, drafting: Drafting, num_drafts: int, budget: Budget) -> None:
-    """Test a verifier by its name, or an object ``module:attribute``; a verifier that is not lossless is a ``UserError``."""
+def run(
+    spec: str, form: Form, drafting: Drafting, num_drafts: int, budget: Budget, *, if_claimed: bool = False
+) -> None:
+    """Test a verifier by its name, or an object of the user's own; a verifier that is not lossless is a ``UserError``."""
     if num_drafts < 1:
         raise UserError(f"num_drafts is {num_drafts}", remedy="draft at least 1 token")
     tested = _load(spec)
-    is_own = spec not in VERIFIERS
+    is_built_in = spec in VERIFIERS
     if isinstance(tested, TokenVerifier | PathVerifier | TreeVerifier):
         tested = replace(tested, name=spec)
-        with _blaming(spec) if is_own else contextlib.nullcontext():
+        if if_claimed and not getattr(tested, "is_lossless", True):
+            return print(f"{spec}: not tested, because it says is_lossless=False")
+        with contextlib.nullcontext() if is_built_in else _blaming(spec):
             result = check_verifier(tested, num_drafts, budget)
         return _report(spec, result)
-    _check_signature(tested, spec, form)
+    called = f"it was called as {form}({', '.join(SIGNATURES[form])}); use --form to change that"
+    check_call(tested, spec, called, SIGNATURES[form])
     with _blaming(spec):
         if form == "distribution":
             result = Conformance({form: check_distribution(tested, drafting, num_drafts)}, {})
@@ -71,7 +75,7 @@ def _blaming(spec: str) -> Iterator[None]:
     try:
         yield
     except (Exception, SystemExit) as error:
-        file = sys.modules[spec.partition(":")[0]].__file__
+        file = sys.modules[spec.rpartition(":")[0]].__file__
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
         if isinstance(error, UserError):
             if error.file is not None:
@@ -93,33 +97,16 @@ def run_on_file(samples: Path, budget: Budget) -> None:
 def _load(spec: str) -> TokenVerifier | PathVerifier | TreeVerifier | Callable[..., Any]:
     if spec in VERIFIERS:
         return VERIFIERS[spec]
-    module, _, attribute = spec.partition(":")
-    if not attribute or not module or module.startswith("."):
-        raise UserError(f"no verifier named {spec!r}", remedy=f"give module:function, or one of {', '.join(VERIFIERS)}")
+    module, _, attribute = spec.rpartition(":")
+    if not attribute or not module or (module.startswith(".") and not is_own(spec)):
+        remedy = f"give FILE.py:OBJECT, MODULE:OBJECT, or one of {', '.join(VERIFIERS)}"
+        raise UserError(f"no verifier named {spec!r}", remedy=remedy)
     if "" not in sys.path:
         sys.path.insert(0, "")  # a module in the working directory, as with python -m
-    try:
-        loaded = getattr(importlib.import_module(module), attribute)
-    except UserError:
-        raise
-    except (Exception, SystemExit) as error:
-        # The first line that ran in the module; an error of syntax names its place itself.
-        ran = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<")]
-        own = next((f for f in ran if f.filename not in (__file__, importlib.__file__)), None)
-        what = f"cannot load {spec!r}: {type(error).__name__}: {first_line(error)}"
-        file, line = (own.filename, own.lineno) if own else (None, None)
-        raise UserError(what, file=file, line=line, remedy="give module:function that Python can import") from None
+    loaded = load(spec)
     if not callable(loaded) and not isinstance(loaded, TokenVerifier | PathVerifier | TreeVerifier):
         raise UserError(f"{spec} is a {type(loaded).__name__}", remedy="give a function or a verifier")
     return loaded  # type: ignore[no-any-return]
-
-
-def _check_signature(function: Callable[..., Any], spec: str, form: Form) -> None:
-    try:
-        inspect.signature(function).bind(*SIGNATURES[form])
-    except TypeError as error:
-        called = f"{form}({', '.join(SIGNATURES[form])})"
-        raise UserError(f"{spec}: {error}", remedy=f"it was called as {called}; use --form to change that") from None
 
 
 def _read(samples: Path) -> Iterator[tuple[Tensor, int]]:
@@ -188,10 +175,11 @@ def verify_lossless(
     max_samples: int = 20_000,
     false_alarm: float = 1e-3,
     seed: int = 0,
+    if_claimed: bool = False,
 ) -> None:
     """Test whether a verifier preserves the target's distribution: its own distribution exactly, its samples sequentially.
 
-    Your own verifier is MODULE:OBJECT: a TokenVerifier, PathVerifier or TreeVerifier of draftlab.core.verify, or a function of one of three forms:
+    Your own verifier is FILE.py:OBJECT, or MODULE:OBJECT: a TokenVerifier, PathVerifier or TreeVerifier of draftlab.core.verify, or a function of one of three forms:
 
     distribution(target_probs[vocab], draft_probs[drafts, vocab], tokens[drafts]) gives the probability of each emitted token;
 
@@ -200,21 +188,22 @@ def verify_lossless(
     samples() yields pairs (target_probs[vocab], token).
 
     **Arguments:**
-    - `verifier`: MODULE:OBJECT, or one of single, specinfer, k_seq, rrs, importance, importance_truncated, hybrid, optimal, greedy, sampled, ranked,
+    - `verifier`: FILE.py:OBJECT, MODULE:OBJECT, or one of single, specinfer, k_seq, rrs, importance, importance_truncated, hybrid, optimal, greedy, sampled, ranked,
       gls, block, traversal, greedy_block, optimal_block, transport
     - `samples`: test a file instead, of lines {"target_probs": [...], "token": n} from any engine; cut each text at a length fixed in advance
-    - `form`: the form of the function MODULE:OBJECT
+    - `form`: the form of the function FILE.py:OBJECT
     - `drafting`: how the drafts of a function are made. iid: independent draws from one distribution; independent: each from its own;
       without_replacement: distinct tokens; greedy: the most probable tokens, and a last one drawn from the rest; ranked: the most probable tokens
     - `num_drafts`: drafted tokens of a position
     - `max_samples`: most tokens that a test samples from each table of distributions
     - `false_alarm`: the share of lossless verifiers that fail by chance, at most
     - `seed`: seed of the distributions and samples
+    - `if_claimed`: pass a verifier that says is_lossless=False without a test
     """
     budget = Budget(max_samples, false_alarm, seed)
     if (verifier is None) == (samples is None):
         raise UserError("nothing to test, or two things", remedy="give either --verifier or --samples, not both")
     if verifier is not None:
-        run(verifier, form, drafting, num_drafts, budget)
+        run(verifier, form, drafting, num_drafts, budget, if_claimed=if_claimed)
     elif samples is not None:
         run_on_file(samples, budget)

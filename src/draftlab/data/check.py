@@ -13,7 +13,7 @@ import tyro
 from tokenizers import pre_tokenizers
 
 from draftlab.data import classify, cleaners, companions, formats, registry
-from draftlab.data.cleaners import CLEANERS
+from draftlab.data.cleaners import cleaner_of
 from draftlab.data.conversations import CUT
 from draftlab.data.prompts import Prompt, Rejection
 from draftlab.data.raw_rows import excerpt
@@ -92,13 +92,15 @@ def check(
     file: Path,
     *,
     dataset: str | None = None,
+    cleaner: str = "",
     tokenizer: Path | None = None,
     against: Path | None = None,
     max_chars: int = Options.max_chars,
 ) -> FileSummary:
     """Read a file once, in bounded memory, and count its prompts, and those that also are in the file ``against``.
 
-    Without ``dataset``, or with ``prompts``, the format is detected, as in a run. ``tokenizer`` is a model folder; without
+    Without ``dataset``, or with ``prompts``, the format is detected, as in a run, unless there is a ``cleaner`` of the user's own,
+    ``FILE.py:OBJECT``, which also reads ``against``. ``tokenizer`` is a model folder; without
     one, lengths are counted in the words and marks that GPT-2 splits text into.
     """
     if not (file.is_file() or file.is_fifo()):  # read_rows refuses a pipe
@@ -106,8 +108,9 @@ def check(
         raise UserError(what, file=file, remedy="name a file of prompts")
     if max_chars < 0:
         raise UserError(f"--max-chars is {max_chars}", remedy="give 0 (any length) or more")
-    name = dataset if dataset not in (None, "prompts") else formats.detect(read_rows(file))
-    others = _digests(against, max_chars) if against else None
+    detects = not cleaner and dataset in (None, "prompts")
+    name = formats.detect(read_rows(file)) if detects else dataset or "prompts"
+    others = _digests(against, cleaner, max_chars) if against else None
     unit, count = _counter(tokenizer)
     seen: set[int] = set()
     rejected: Counter[str] = Counter()
@@ -116,7 +119,7 @@ def check(
     read = duplicates = overlap = 0
     counts = dict.fromkeys(COUNTED, 0)
     lengths, reference_lengths, sample = array("I"), array("I"), list[str]()
-    for record in _records(file, name, max_chars):
+    for record in _records(file, name, cleaner, max_chars):
         read += 1
         if isinstance(record, Rejection):
             rejected[record.reason] += 1
@@ -136,7 +139,7 @@ def check(
             sample.append(record.text)
     return FileSummary(
         file=str(file),
-        format=name,
+        format=cleaner or name,
         read=read,
         kept=len(lengths),
         rejected=dict(rejected),
@@ -153,14 +156,15 @@ def check(
     )
 
 
-def _records(file: Path, name: str, max_chars: int) -> Iterator[Prompt | Rejection]:
+def _records(file: Path, name: str, cleaner: str, max_chars: int) -> Iterator[Prompt | Rejection]:
     rows = companions.joined(file, registry.find(name))
-    return cleaners.clean(name, "train", rows, cleaner=CLEANERS[name], max_chars=max_chars)
+    return cleaners.clean(name, "train", rows, cleaner=cleaner_of(cleaner or name), max_chars=max_chars)
 
 
-def _digests(file: Path, max_chars: int) -> set[int]:
-    """The digests of the prompts in another file, in the format detected there."""
-    records = _records(file, formats.detect(read_rows(file)), max_chars)
+def _digests(file: Path, cleaner: str, max_chars: int) -> set[int]:
+    """The digests of the prompts in another file, in the format detected there, or as the user's own ``cleaner`` reads them."""
+    name = "prompts" if cleaner else formats.detect(read_rows(file))
+    records = _records(file, name, cleaner, max_chars)
     digests = {identity(record) for record in records if isinstance(record, Prompt)}
     if not digests:
         raise UserError("no prompt in the file to compare with", file=file, remedy="see why: draftlab data check FILE")

@@ -21,6 +21,7 @@ from draftlab.data.own_prompts import prompts
 from draftlab.data.prompts import Prompt, Rejection
 from draftlab.data.raw_rows import RawRow, excerpt
 from draftlab.errors import UserError, first_line
+from draftlab.files.registries import find, is_own
 
 Cleaner = Callable[[Row], Cleaned]
 SPIDER = (
@@ -257,3 +258,10 @@ CLEANERS: dict[str, Cleaner] = {
     "prompts": prompts,
 }
 OSD_REPO_CLEANERS = CLEANERS | {"finance_alpaca": from_fields("instruction", "output"), "sharegpt": _sharegpt}
+
+
+def cleaner_of(name: str, known: Mapping[str, Cleaner] = CLEANERS) -> Cleaner:
+    """The cleaner of a dataset, or the user's own ``FILE.py:OBJECT``."""
+    if name not in known and not is_own(name):
+        raise UserError(f"no cleaner for the dataset {name}", remedy="add its line to CLEANERS in data/cleaners.py")
+    return find(name, known, ("row",))

@@ -42,6 +42,7 @@ class Options:
     max_chars: int = 100_000  # most characters of a prompt; a longer one is rejected; 0: any length
     # JSON: variables for the target's chat template, such as {"enable_thinking": false}; those of a request prevail
     template_options: str = "{}"
+    cleaner: str = ""  # your own cleaner, FILE.py:OBJECT, in place of the dataset's
 
     def __post_init__(self) -> None:
         if min(self.train, self.eval, self.max_chars) < 0:
@@ -75,9 +76,9 @@ def make(dataset: str, source: DatasetSource, out: Path, options: Options) -> di
     of each train prompt are held in memory.
     """
     clean = options.profile == "clean"
-    cleaner = (cleaners.CLEANERS if clean else cleaners.OSD_REPO_CLEANERS).get(dataset)
-    if cleaner is None:
-        raise UserError(f"no cleaner for the dataset {dataset}", remedy="add its line to CLEANERS in data/cleaners.py")
+    cleaner = cleaners.cleaner_of(
+        options.cleaner or dataset, cleaners.CLEANERS if clean else cleaners.OSD_REPO_CLEANERS
+    )
     given = object_in(options.template_options, "template_options", '{"enable_thinking": false}')
     single = next(source.rows("eval"), None) is None
     train, evaluation = SplitCounts(), SplitCounts()

@@ -14,7 +14,8 @@ from scipy.optimize import minimize
 from scipy.special import expit, log_expit, logit
 
 from draftlab.engine.replay_lengths import Drafted, NextLength
-from draftlab.errors import UserError
+from draftlab.errors import UserError, called
+from draftlab.files.registries import find
 
 Scores = Float64[np.ndarray, "positions depth"]
 LengthRule = Callable[[Drafted, Drafted], Scores]
@@ -66,7 +67,8 @@ ROUNDING = 1e-5
 
 def scores_of(rule: str, stream: Drafted, drafted: Drafted) -> Scores:
     """What a rule returns; ``UserError`` if that is not one score from 0 to 1 for each drafted token."""
-    scores, shape = np.asarray(RULES[rule](stream, drafted)), drafted.confidence.shape
+    function = find(rule, RULES, ("stream", "drafted"))
+    scores, shape = np.asarray(called(f"length rule {rule}", function, stream, drafted)), drafted.confidence.shape
     returned = f"shape {scores.shape}" if scores.shape != shape else ""
     if not returned and not ((scores >= -ROUNDING) & (scores <= 1 + ROUNDING)).all():  # NaN fails both
         returned = "nan" if np.isnan(scores).any() else f"scores from {scores.min():.6g} to {scores.max():.6g}"

@@ -19,7 +19,7 @@ from torch import Tensor
 from draftlab.core.sampling import most_probable
 from draftlab.engine.recording import TargetPass
 from draftlab.engine.replay import places_in
-from draftlab.errors import UserError
+from draftlab.errors import UserError, called
 from draftlab.models import Cache, Decoder, LanguageModel
 from draftlab.models.hf import HubModel
 from draftlab.models.llama_decoder import LlamaCache
@@ -115,6 +115,35 @@ class BlockCounts:
     def drafted(self) -> Int64[np.ndarray, " requests"]:
         """Drafted tokens."""
         return np.asarray(self.calls @ np.arange(self.calls.shape[1]))
+
+
+Propose = Callable[[list[int], int], list[int]]
+"""A way to draft without a model: from the text so far, at most so many tokens that follow it."""
+
+
+def proposed_everywhere(name: str, propose: Propose, recorded: TargetPass, depth: int) -> Drafted:
+    """What a way to draft proposes at every position of every recorded answer. It is sure of its tokens, and knows no others."""
+    accepted, found = list[int](), list[int]()
+    for record in recorded.answers:
+        text = [*record.prompt_ids, *record.answer_ids]
+        for place in range(len(record.prompt_ids), len(text)):
+            tokens = called(name, propose, text[:place], depth)
+            if not isinstance(tokens, list) or len(tokens) > depth:
+                returned = f"{len(tokens)} tokens" if isinstance(tokens, list) else type(tokens).__name__
+                raise UserError(f"{name} returned {returned}", remedy=f"return a list of at most {depth} token ids")
+            agrees = [drafted == token for drafted, token in zip(tokens, text[place:], strict=False)]
+            accepted.append([*agrees, False].index(False))
+            found.append(len(tokens))
+    was_found = np.arange(depth) < np.array(found)[:, None]
+    even, spread = 1 / recorded.vocab_size, math.log(recorded.vocab_size)
+    return Drafted(
+        recorded.lengths,
+        np.array(accepted, np.int64),
+        confidence=np.where(was_found, 1.0, even),
+        entropy=np.where(was_found, 0.0, spread),
+        margin=was_found.astype(np.float64),
+        found=was_found,
+    )
 
 
 @torch.inference_mode()

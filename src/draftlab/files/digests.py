@@ -182,3 +182,32 @@ def code_digest(*modules: str) -> str:
     """
     seen = modules_behind(*modules)
     return hashlib.sha256(json.dumps(sorted(seen.items())).encode()).hexdigest()[:16]
+
+
+def parsed(path: Path) -> ast.Module:
+    """The syntax tree of a file; ``UserError`` if it is no Python."""
+    try:
+        return ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError) as error:
+        what = f"no Python: {getattr(error, 'msg', error)}"
+        raise UserError(what, file=path, line=getattr(error, "lineno", None), remedy="repair it") from None
+
+
+def digest_of_file(file: Path) -> str:
+    """Compute a digest of a file outside the package, of the files beside it that it imports, and of all draftlab modules behind these."""
+    seen: dict[str, str] = {}
+    modules: set[str] = set()
+    queue = [file]
+    while queue:
+        path = queue.pop()
+        key = path.relative_to(file.parent).as_posix()
+        if key in seen:
+            continue
+        tree = parsed(path)
+        for name in set(_imports(tree, "")):
+            place = file.parent.joinpath(*name.split("."))
+            queue += filter(Path.is_file, (place.with_suffix(".py"), place / "__init__.py"))
+            modules |= {name} if name.startswith("draftlab.") else set()
+        seen[key] = _code_of(tree, "")
+    behind = modules_behind(*sorted(modules))
+    return hashlib.sha256(json.dumps([sorted(seen.items()), sorted(behind.items())]).encode()).hexdigest()[:16]

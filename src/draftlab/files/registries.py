@@ -1,11 +1,34 @@
-"""Reads the keys of the package's registries from their source; importing them would make the Snakefile wait for torch."""
+"""What a setting can name: the keys of the package's registries, and objects in the user's own files, ``FILE.py:OBJECT``.
+
+Both are checked by reading the source; importing it would make the Snakefile wait for torch. Only ``load`` runs code, and only that of a file
+which a setting or a flag names.
+"""
 
 from __future__ import annotations
 
 import ast
-from functools import lru_cache
+import importlib
+import importlib.util
+import inspect
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache, lru_cache
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any, Literal, TypeVar
 
-from draftlab.files.digests import source_of
+from pydantic import BeforeValidator
+from pydantic_core import PydanticCustomError
+
+from draftlab.errors import UserError, first_line
+from draftlab.files.digests import digest_of_file, parsed, source_of
+
+T = TypeVar("T")
+OWN = re.compile(r"([^:+{}\n]+\.py):([^\W\d]\w*)")
+FAULT = "own_code"
+"""The type of pydantic's error for a name of the user's own code that is no use; its context has the remedy."""
 
 
 @lru_cache
@@ -17,3 +40,162 @@ def names(module: str, registry: str) -> tuple[str, ...]:
             assert isinstance(node.value, ast.Dict)
             return tuple(ast.literal_eval(key) for key in node.value.keys if key is not None)
     raise LookupError(f"no {registry} in draftlab.{module}")
+
+
+def choice(known: Sequence[str], arguments: Sequence[str] = (), *, tails: Sequence[str] = ()) -> Any:
+    """The type of a setting: one of the ``known`` names, or an object of the user's own, perhaps before ``+`` and one of the ``tails``.
+
+    A function of the user's own is called with these ``arguments``; without any, the object is none.
+    """
+
+    def check(given: object) -> object:
+        own, plus, tail = str(given).partition("+")
+        if given in known or not is_own(own) or (plus and tail not in tails):
+            if given not in known:
+                raise ValueError(f"Input should be {_listed([*map(repr, known), 'FILE.py:OBJECT'])}")
+            return given
+        try:
+            check_own(own, arguments)
+        except UserError as error:
+            where = (
+                ""
+                if error.file is None
+                else f"{error.file}: "
+                if error.line is None
+                else f"{error.file}:{error.line}: "
+            )
+            raise PydanticCustomError(FAULT, "{what}", {"what": where + error.what, "remedy": error.remedy}) from None
+        return given
+
+    return Annotated[Literal[tuple(known)] | str if known else str, BeforeValidator(check)]
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+
+
+def is_own(name: object) -> bool:
+    """Whether a name is ``FILE.py:OBJECT``.
+
+    >>> is_own("ideas/ours.py:mine"), is_own("k_seq")
+    (True, False)
+    """
+    return OWN.fullmatch(str(name)) is not None
+
+
+def short(name: str) -> str:
+    """A name without the folder and the suffix of the file, for readers and for names of files; any other text stays as it is.
+
+    >>> short("ideas/ours.py:mine+block"), short("specinfer+block")
+    ('ours.mine+block', 'specinfer+block')
+    """
+    own, plus, tail = name.partition("+")
+    found = OWN.fullmatch(own)
+    return f"{Path(found[1]).stem}.{found[2]}{plus}{tail}" if found else name
+
+
+def check_own(name: str, arguments: Sequence[str] = ()) -> None:
+    """``UserError`` if ``FILE.py:OBJECT`` names no such file or object, or a function that cannot be called with these ``arguments``."""
+    file, attribute = name.rsplit(":", 1)
+    path = Path(file)
+    if not path.is_file():
+        raise UserError(f"no such file: {file}", remedy=f"give its path from {Path.cwd()}")
+    bound = dict(_bound(parsed(path).body))
+    if attribute not in bound and "*" not in bound:
+        remedy = f"it has {', '.join(sorted(bound))}" if bound else "define it there"
+        raise UserError(f"no {attribute} in it", file=path, remedy=remedy)
+    node = bound.get(attribute)
+    if arguments and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.decorator_list:
+        least = len(node.args.posonlyargs + node.args.args) - len(node.args.defaults)
+        most = len(arguments) if node.args.vararg else len(node.args.posonlyargs + node.args.args)
+        if not least <= len(arguments) <= most or None in node.args.kw_defaults:
+            what = f"{attribute} cannot be called with ({', '.join(arguments)})"
+            raise UserError(what, file=path, line=node.lineno, remedy="give it these arguments, in this order")
+
+
+def _bound(body: Iterable[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:
+    """Every name that statements bind, with the statement; ``*`` for all names of another module."""
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name, node
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            yield from ((alias.asname or alias.name.partition(".")[0], node) for alias in node.names)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            yield from (
+                (name.id, node) for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)
+            )
+        else:
+            for field in ("body", "orelse", "finalbody", "handlers"):
+                yield from _bound(getattr(node, field, ()))
+
+
+def find(name: str, known: Mapping[str, T], arguments: Sequence[str] = (), *kinds: type) -> T:
+    """The entry of a registry, or the user's ``own``."""
+    return own(name, arguments, *kinds) if is_own(name) else known[name]
+
+
+def own(name: str, arguments: Sequence[str] = (), *kinds: type) -> Any:
+    """The object of the user's own: of one of these ``kinds``, or a function that takes these ``arguments``."""
+    found = load(name)
+    if not (isinstance(found, kinds) if kinds else callable(found)):
+        remedy = f"give a {_listed([kind.__name__ for kind in kinds])}" if kinds else "give a function"
+        raise UserError(f"{name} is a {type(found).__name__}", remedy=remedy)
+    if not kinds:
+        check_call(found, name, f"it is called with ({', '.join(arguments)})", arguments)
+    return found
+
+
+def check_call(function: Callable[..., Any], name: str, remedy: str, arguments: Sequence[str]) -> None:
+    """``UserError`` if a function cannot be called with these arguments."""
+    try:
+        inspect.signature(function).bind(*arguments)
+    except TypeError as error:
+        raise UserError(f"{name}: {error}", remedy=remedy) from None
+
+
+def load(name: str) -> Any:
+    """The object ``FILE.py:OBJECT`` or ``MODULE:OBJECT``; an error in the code names its line."""
+    module, _, attribute = name.rpartition(":")
+    is_file = is_own(name)
+    if is_file:
+        check_own(name)
+    try:
+        return getattr(_from_file(module) if is_file else importlib.import_module(module), attribute)
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        # The first line that ran in the module; an error of syntax names its place itself.
+        ran = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
+        own = next((frame for frame in ran if frame.filename not in (__file__, importlib.__file__)), None)
+        what = f"cannot load {name!r}: {type(error).__name__}: {first_line(error)}"
+        file, line = (own.filename, own.lineno) if own else (None, None)
+        remedy = "repair the file" if is_file else "give module:function that Python can import"
+        raise UserError(what, file=file, line=line, remedy=remedy) from None
+
+
+@cache
+def _from_file(file: str) -> ModuleType:
+    """Run a file as a module of this name. It can import files beside it, as a script can, but none in place of an installed package."""
+    spec = importlib.util.spec_from_file_location(file, file)
+    assert spec is not None
+    assert spec.loader is not None
+    sys.path.append(str(Path(file).resolve().parent))
+    module = sys.modules[file] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[file]
+        raise
+    return module
+
+
+def own_code(settings: Any) -> dict[str, str]:
+    """Every ``FILE.py:OBJECT`` in settings as plain values, with a digest of its code."""
+    if isinstance(settings, Mapping):
+        settings = list(settings.values())
+    if isinstance(settings, list | tuple):
+        found = [own_code(value) for value in settings]
+        return dict(sorted({name: digest for each in found for name, digest in each.items()}.items()))
+    name = settings.partition("+")[0] if isinstance(settings, str) else ""
+    return {name: digest_of_file(Path(name.rsplit(":", 1)[0]))} if is_own(name) else {}

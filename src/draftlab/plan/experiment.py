@@ -16,6 +16,7 @@ from draftlab.core.measure import Measure
 from draftlab.core.settings import Dataset, Settings
 from draftlab.data import registry
 from draftlab.errors import UserError
+from draftlab.files.registries import short
 from draftlab.files.tables import LEDGERS
 from draftlab.files.yaml_files import Place, read_yaml
 from draftlab.plan.figure import Figure, Shown
@@ -154,7 +155,7 @@ class Experiment(Settings):
         cells: dict[str, list[Variant]] = {}
         for labels, fields in combinations(axes):
             settings = fixed | fields
-            cell = ".".join(map(str, labels.values())) or "all"
+            cell = ".".join(short(str(label)) for label in labels.values()) or "all"
             if cell in cells or not CELL.fullmatch(cell):
                 what = f"two cells named {cell!r}" if cell in cells else f"{cell!r} cannot name a cell"
                 remedy = "name each choice of axes with letters, digits, _ . + -"
@@ -190,7 +191,10 @@ class Experiment(Settings):
         base = self.scales.get(scale, Size())
         size = Size(axes=base.axes | size.axes, fixed=base.fixed | size.fixed)
         sized = self.model_copy(update={"scales": {**self.scales, scale: size}})
-        sized.check(scale, Place(file, (("experiments",),)))
+        where = Place(file, (("experiments",),))
+        variants = sized.check(scale, where)
+        for side in (side for key, side in _selected(self) if key == "finding" and not self.view):
+            _check_lists(variants, side, where)
         return sized
 
 
@@ -324,6 +328,16 @@ def _check_values(variants: Sequence[Variant], filters: Mapping[str, Any], key: 
             if known and _plain(value) not in known:
                 remedy = f"the scales of this file have {', '.join(map(str, known.values()))}"
                 raise where.error(f"no rows with {column} {value}", [key, column, str(value)], remedy=remedy)
+
+
+def _check_lists(variants: Sequence[Variant], filters: Mapping[str, Any], where: Place) -> None:
+    """Check that variants have all or none of the values in each list of a finding; without any, the finding is left out."""
+    for column, wanted in filters.items():
+        known = {_plain(value) for variant in variants for value in _values(variant, column)}
+        absent = [value for value in wanted if _plain(value) not in known] if isinstance(wanted, list) else []
+        if known and 0 < len(absent) < len(wanted):
+            what = f"no rows with {column} {absent[0]}, which the finding compares"
+            raise where.error(what, [column, f"{column}s"], remedy=f"keep {', '.join(map(str, wanted))}")
 
 
 @functools.cache

@@ -9,6 +9,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin
 from pydantic import BaseModel, BeforeValidator, ValidationError
 
 from draftlab.errors import UserError
+from draftlab.files.registries import FAULT
 from draftlab.files.yaml_files import Place
 
 
@@ -74,6 +75,8 @@ def settings_error(
     elif first["type"] == "string_type" and isinstance(first["input"], int | float):
         what = f"{within}{first['input']} is not a text"
         remedy = "on a command line let a name begin with a letter, and a path with ./; in a file use quotes"
+    elif first["type"] == FAULT:
+        remedy = first["ctx"]["remedy"]
     elif first["type"] in ("dict_type", "model_type"):
         what = f"{within}give a mapping, not {first['input']!r:.200}"
     elif first["type"] != "too_short" and not isinstance(first["input"], dict) and len(loc) == len(first["loc"]):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from draftlab.core.settings import Dataset
 from draftlab.data import cleaners, generators, registry, sources
-from draftlab.data.cleaners import CLEANERS
+from draftlab.data.cleaners import cleaner_of
 from draftlab.data.prompts import Prompt
 from draftlab.data.splits import Options
 from draftlab.errors import UserError
@@ -108,13 +108,18 @@ def _check_prompts(run: Run, raw: str) -> None:
     if next(own.rows("train"), None) is None:
         raise UserError("it has no rows", file=raw, remedy="name a file of prompts")
     rows = itertools.chain.from_iterable(map(own.rows, sources.SPLITS))
-    cleaned = cleaners.clean("prompts", "train", rows, cleaner=CLEANERS["prompts"], max_chars=Options.max_chars)
+    cleaner = cleaner_of(run.settings.data.cleaners.get("prompts", "prompts"))
+    cleaned = cleaners.clean("prompts", "train", rows, cleaner=cleaner, max_chars=Options.max_chars)
     texts = (record.whole for record in cleaned if isinstance(record, Prompt))
     first = next(texts, None)
     if all(text == first for text in texts):
         remedy = "see why: draftlab data check FILE"
         raise UserError("it has fewer than two different prompts", file=raw, remedy=remedy)
     template = run.settings.pairs[MAIN].answers.template
-    if template != "rendered" and cleaners.are_rendered(own.rows("train"), template):
+    if (
+        "prompts" not in run.settings.data.cleaners
+        and template != "rendered"
+        and cleaners.are_rendered(own.rows("train"), template)
+    ):
         remedy = "encode them as they are: template=rendered (draftlab verdict: --template rendered)"
         raise UserError("most prompts are in a chat template already", file=raw, remedy=remedy)

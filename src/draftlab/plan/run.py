@@ -12,6 +12,7 @@ from draftlab.core.settings import Dataset, Settings
 from draftlab.data import sources
 from draftlab.errors import UserError
 from draftlab.files.checkout import WORKFLOW
+from draftlab.files.registries import short
 from draftlab.files.yaml_files import Place
 from draftlab.latency.settings import Engine
 from draftlab.plan.chosen import ON_ADAPTATION, experiments_of, shows_adaptation
@@ -24,6 +25,7 @@ from draftlab.plan.scale import MAIN, Scale, ScaleSettings
 from draftlab.plan.scale_file import check_needs, check_sizes, read_scale
 from draftlab.stages._decoding import Decoding
 from draftlab.stages._places import Places
+from draftlab.stages._schemes import own_verifiers
 from draftlab.stages._stage import NoInputs, Variant, cell_file
 from draftlab.stages.latency_requests import Settings as Requests
 from draftlab.train.settings import Training
@@ -145,7 +147,20 @@ class Run(Settings):
         paths = [path for kind in files.values() for path in kind]
         if not self.settings.by_architecture:
             paths += map(made_with, models)
-        return list(map(str, paths))
+        paths += [self.folder / "verifiers" / f"{short(name)}.txt" for one in settings for name in own_verifiers(one)]
+        return list(dict.fromkeys(map(str, paths)))
+
+    @property
+    def own_verifiers(self) -> dict[str, str]:
+        """The user's own verifiers by their short names, which are those of files; ``UserError`` if two share one."""
+        found: dict[str, str] = {}
+        for experiment in self.at_scale:
+            for variants in self.cells(experiment).values():
+                for name in (name for variant in variants for name in own_verifiers(variant.settings)):
+                    if found.setdefault(short(name), name) != name:
+                        what = f"{found[short(name)]} and {name} have one name, {short(name)}"
+                        raise UserError(what, remedy="rename one of the files")
+        return found
 
     def made_files(self, experiment: str, cell: str) -> set[tuple[str, ...]]:
         """The files of the run that a cell reads, without the user's own, as parts of their paths below the run's folder."""

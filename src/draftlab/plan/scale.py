@@ -10,20 +10,23 @@ from draftlab.core.settings import Dataset, Device, NonNegativeInt, Settings
 from draftlab.data import streams
 from draftlab.engine.settings import Answers, Recipe
 from draftlab.files.checkout import WORKFLOW
+from draftlab.files.registries import choice
 from draftlab.plan.grids import Axis
 
 SCALES = tuple(sorted(path.stem for path in (WORKFLOW / "scales").glob("*.yaml")))
 """Each scale is a file."""
 if TYPE_CHECKING:
     Scale = str
+    Cleaner = str
 else:
+    Cleaner = choice([], ["row"])
     Scale = Literal[SCALES]
 
 Gpu = Literal["rtx4090", "a100-40", "a100-80", "h100", "h200"]
 
 MAIN = "main"
 """The default pair of experiments."""
-RUN_FOLDERS = ("cells", "data", "drafts", "figures", "logs", "packages", "tensorboard")
+RUN_FOLDERS = ("cells", "data", "drafts", "figures", "logs", "packages", "tensorboard", "verifiers")
 """The other folders of a run, which no pair may be called."""
 PAIR_FOLDERS = ("target", "tokenizer")
 """The other models of a pair, which no draft may be called."""
@@ -82,6 +85,9 @@ class Data(Settings):
     template_options: dict[str, Any] = Field(
         {},
         description="variables for the target's chat template, such as {enable_thinking: false}; a request's own prevail",
+    )
+    cleaners: dict[Dataset, Cleaner] = Field(
+        {}, description="your own cleaners by dataset, FILE.py:OBJECT: a function of a row that returns its prompt"
     )
     on_bad_row: Literal["keep", "stop"] = "keep"
     profile: Literal["clean", "osd_repo_2024"] = "clean"

@@ -33,7 +33,9 @@ def sentence(experiment: str, table: pd.DataFrame, finding: Finding) -> str:
     for filters in (finding.left, finding.right):
         _check_filters(experiment, table, filters if isinstance(filters, dict) else {})
     layout = tables.layout_of(experiment, table)
-    left = Selection(experiment, tidy.plan_of(experiment).measure(finding.measure), finding.left)
+    options = {key: value for key, value in finding.left.items() if key in finding.best}
+    where = finding.left | tidy.with_own(options, table)  # the best of all, the user's own too
+    left = Selection(experiment, tidy.plan_of(experiment).measure(finding.measure), where)
     right = replace(left, where=finding.right) if isinstance(finding.right, dict) else finding.right
     contrast, source = Contrast(left, right, finding.each, finding.best), Tables({experiment: table})
     pooled = compute(contrast, source)

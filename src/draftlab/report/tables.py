@@ -45,7 +45,7 @@ def layout_of(experiment: str, table: pd.DataFrame) -> Layout:
     """The layout in the experiment's file, or a default: the last axis in columns, the other axes in rows."""
     plan, remedy = tidy.plan_of(experiment), "give it a `layout`"
     if plan.layout is not None:
-        return plan.layout
+        return plan.layout.model_copy(update={"where": tidy.with_own(plan.layout.where, table)})
     # A setting that is a list has a plural name, its column the singular: schemes, scheme.
     columns = dict.fromkeys(name if name in table else name.removesuffix("s") for name in plan.compared)
     axes = [column for column in columns if column in table and column not in ("seed", tidy.resampled_column(table))]

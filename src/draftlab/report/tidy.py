@@ -12,6 +12,7 @@ from pandas.api.types import is_numeric_dtype
 
 from draftlab.core import stats
 from draftlab.errors import UserError
+from draftlab.files.registries import is_own
 from draftlab.files.tables import REMEDY, read_table, tables_in
 from draftlab.plan import WORKFLOW, Experiment, load_experiment
 
@@ -159,6 +160,14 @@ def records(rows: pd.DataFrame) -> list[dict[str, Any]]:
 def select_rows(table: pd.DataFrame, where: Mapping[str, Any], name: str) -> pd.DataFrame:
     """The rows of ``table`` that match ``where``; its key ``window`` keeps a part of the stream, as fractions of its length."""
     return table[matches(table, where, name)]
+
+
+def with_own(where: Mapping[str, Any], table: pd.DataFrame) -> dict[str, Any]:
+    """The filters of a table or figure, whose lists also select the user's own code: nobody names it in an experiment's file that was there before."""
+    return {
+        key: [*wanted, *filter(is_own, table[key].unique())] if isinstance(wanted, list) and key in table else wanted
+        for key, wanted in where.items()
+    }
 
 
 def matches(table: pd.DataFrame, where: Mapping[str, Any], name: str) -> pd.Series[bool]:

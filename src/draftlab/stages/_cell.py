@@ -17,8 +17,9 @@ from draftlab.files.cells import digests, split_common, write_cell
 from draftlab.files.digests import code_digest
 from draftlab.files.json_files import read_object, write_json
 from draftlab.files.parts import open_parts
+from draftlab.files.registries import is_own
 from draftlab.stages import STAGES
-from draftlab.stages._stage import Bench, Facts, NoInputs, Stage, Variant
+from draftlab.stages._stage import Bench, Facts, NoInputs, Stage, Variant, own_code_of
 
 IDENTITY = ["stream_index", "request_id", "split"]
 """The columns that identify a row come first."""
@@ -61,8 +62,8 @@ def run(stage: Stage, variants: Sequence[Variant], inputs: NoInputs, out: Path) 
     runs: list[dict[str, Any]] = []
     kept: dict[object, object] = {}
     reads = inputs.reads([variant.settings for variant in variants])
-    code = code_digest(f"draftlab.stages.{stage.name}")
-    parts = open_parts(out / ".parts", f"{variants!r} {inputs!r} {digests(out, **reads)} {code}")
+    code, own = code_digest(f"draftlab.stages.{stage.name}"), own_code_of(variants)
+    parts = open_parts(out / ".parts", f"{variants!r} {inputs!r} {digests(out, **reads)} {code} {own}")
     for number, variant in enumerate(variants):
         bench = Bench(out, variant.labels, number, kept, parts)
         if len(variants) == 1 or stage.exclusive:
@@ -78,7 +79,8 @@ def run(stage: Stage, variants: Sequence[Variant], inputs: NoInputs, out: Path) 
         _check(stage, table, labels)
         shared, changed = split_common([variant.settings.model_dump(mode="json") for variant in variants])
         runs = [settings | facts for settings, facts in zip(changed, runs, strict=True)]
-        write_cell(out, table, {"stage": stage.name, "settings": shared, "runs": runs}, **reads)
+        facts = {"stage": stage.name, **({"own_code": own} if own else {}), "settings": shared, "runs": runs}
+        write_cell(out, table, facts, **reads)
         shutil.rmtree(out / ".parts", ignore_errors=True)
 
 
@@ -131,7 +133,9 @@ def _check(stage: Stage, table: pd.DataFrame, labels: Collection[str]) -> None:
             if name not in labels and table[name].dtype.kind not in KINDS[column.kind]
         ],
         "has unknown values in": [
-            name for name, column in present.items() if column.values and not set(table[name]) <= set(column.values)
+            name
+            for name, column in present.items()
+            if column.values and not all(map(is_own, set(table[name]) - set(column.values)))
         ],
     }
     for fault, names in faults.items():

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any
 
-from draftlab.files.registries import names
+from draftlab.files.registries import choice, is_own, names
 
 TOKENS, PATHS, TREES = (names("core.verify", f"{kind}_VERIFIERS") for kind in ("TOKEN", "PATH", "TREE"))
 """Verifiers of one position, of one path and of a tree."""
@@ -17,9 +17,9 @@ else:
     TAILS = tuple(name for name in PATHS if name not in TOKENS)
     # A tail verifies drawn tokens, and ranked ones are not drawn.
     WITH_TAIL = (f"{name}+{tail}" for name in TOKENS if name != "ranked" for tail in TAILS)
-    Verifier = Literal[TOKENS + TREES]
-    Scheme = Literal[TOKENS + names("stages.acceptance", "PATHS")]
-    LiveScheme = Literal["plain", *TOKENS, *TAILS, *TREES, *WITH_TAIL]
+    Verifier = choice(TOKENS + TREES)
+    Scheme = choice(TOKENS + names("stages.acceptance", "PATHS"))
+    LiveScheme = choice(["plain", *TOKENS, *TAILS, *TREES, *WITH_TAIL], tails=TAILS)
 
 
 REPLAYED_PATHS, REPLAYED_TREES = {"single", "block"}, {"greedy_block", "optimal_block"}
@@ -32,3 +32,8 @@ def is_counted(scheme: str) -> bool:
     """
     name, _, tail = scheme.partition("+")
     return name in {*TOKENS, *REPLAYED_PATHS, *REPLAYED_TREES} and (not tail or tail in REPLAYED_PATHS)
+
+
+def own_verifiers(settings: Any) -> list[str]:
+    """The user's own verifiers, ``FILE.py:OBJECT``, that some settings compare."""
+    return [name for name in (scheme.partition("+")[0] for scheme in getattr(settings, "schemes", [])) if is_own(name)]

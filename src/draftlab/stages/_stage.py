@@ -16,6 +16,7 @@ from draftlab.core.measure import Measure
 from draftlab.core.settings import Settings
 from draftlab.errors import UserError, fault_in
 from draftlab.files.atomic import atomic_path
+from draftlab.files.registries import own_code
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -227,14 +228,21 @@ def stage_in(module: ModuleType) -> Stage:
     return stage
 
 
+def own_code_of(variants: Sequence[Variant]) -> dict[str, str]:
+    """The user's own code that variants name, with its digests."""
+    return own_code([variant.settings.model_dump() for variant in variants])
+
+
 def cell_file(
     stage: Stage, experiment: str, cell: str, variants: Sequence[Variant], inputs: NoInputs
 ) -> dict[str, Any]:
-    """The content of a cell's file, by which the plan tells the job what to run."""
+    """The content of a cell's file, by which the plan tells the job what to run; an edit of the user's own code changes it too."""
+    own = own_code_of(variants)
     return {
         "experiment": experiment,
         "cell": cell,
         "stage": stage.name,
+        **({"own_code": own} if own else {}),
         "variants": [
             {"labels": dict(variant.labels), "settings": variant.settings.model_dump(mode="json")}
             for variant in variants

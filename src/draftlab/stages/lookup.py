@@ -12,7 +12,7 @@ from draftlab.core.measure import Measure
 from draftlab.core.settings import Dataset, Distinct, NonNegativeInt, PairName
 from draftlab.core.settings import Settings as Base
 from draftlab.engine.answers import recorded_name
-from draftlab.files.registries import names
+from draftlab.files.registries import choice, is_own, names, own
 from draftlab.progress import progress
 from draftlab.stages._measures import BLOCK_EFFICIENCY
 from draftlab.stages._places import Places
@@ -32,10 +32,12 @@ if TYPE_CHECKING:
     from draftlab.engine.replay_lengths import BlockCounts, Drafted
 
     LengthRule = str
+    Drafter = str
     Rule = str
     Blocks = tuple[str, int, float, BlockCounts]  # rule, longest block, threshold
 else:
-    LengthRule = Literal[EVERY]
+    LengthRule = choice(EVERY, ["stream", "drafted"])
+    Drafter = choice([], ["text", "most"])
     Rule = Literal["fixed", "tuned", *EVERY, "oracle"]
 
 WITHOUT_MODEL = ("lookup", "suffix", "suffix_part")
@@ -61,6 +63,10 @@ class Settings(Base):
     remembers: Distinct[NonNegativeInt] = Field(
         [],
         description="also suffix decoding that remembers only so many answers of the stream, the first ones; numbers above those of the stream are left out",
+    )
+    drafters: Distinct[Drafter] = Field(
+        [],
+        description="also ways to draft of your own, FILE.py:OBJECT: a function of the text so far, as token ids, and of the most tokens that it may propose, which returns them",
     )
     cost_ratio: float = Field(ge=0, default=0.05, description="cost of a draft step, in target steps")
     verify_cost: list[float] = Field(
@@ -139,7 +145,7 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
     import pandas as pd
 
     from draftlab.engine.recording import load_pass
-    from draftlab.engine.replay_lengths import draft_everywhere
+    from draftlab.engine.replay_lengths import draft_everywhere, proposed_everywhere
     from draftlab.engine.replay_suffixes import continue_everywhere
     from draftlab.models import load_model
     from draftlab.models.lookup import Lookup
@@ -153,6 +159,9 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
         name: [draft_everywhere(draft, answers, settings.depth) for answers in both]
         for name, draft in progress(contenders.items(), "contenders")
     }
+    for name in settings.drafters:
+        propose = own(name, ("text", "most"))
+        drafted[name] = [proposed_everywhere(name, propose, answers, settings.depth) for answers in both]
     if settings.suffixes:
         drafted |= _with_suffixes(both, stream.answers, drafted["distilled"], settings.depth)
     distilled_on = _distilled_on(inputs.drafts["distilled"], len(stream.answers))
@@ -210,13 +219,18 @@ def _replay(name: str, tuning: Drafted, measured: Drafted, settings: Settings) -
     best = max(range(settings.depth), key=lambda number: speed(on_stream[number][-1], settings))
     scored = [by_score(rule) for rule in settings.length_rules if rule != SCHEDULE]
     rules = [*fixed, ("tuned", *fixed[best][1:]), *scored]
-    if SCHEDULE in settings.length_rules and name not in WITHOUT_MODEL:
+    if SCHEDULE in settings.length_rules and not is_without_model(name):
         # Lookup drafts all that it finds, in transformers too.
         choose = schedule(min(FIRST, settings.depth), settings.depth)
         rules.append((SCHEDULE, settings.depth, 0.0, cut(measured, choose)))
     rules.append(("oracle", settings.depth, 0.0, cut(measured, measured.oracle())))
     facts = {"tuned": best + 1} | {rule: least for rule, _, least, _ in scored}
     return _rows(name, rules, settings), facts
+
+
+def is_without_model(contender: str) -> bool:
+    """Whether a contender drafts without a model, as the user's own ways to draft do."""
+    return contender in WITHOUT_MODEL or is_own(contender)
 
 
 def _fixed(name: str, drafted: Drafted) -> list[Blocks]:
@@ -231,7 +245,7 @@ def _cut(name: str, drafted: Drafted, lengths: Int64[np.ndarray, " positions"], 
 
     from draftlab.engine.replay_lengths import cut
 
-    if name in WITHOUT_MODEL:
+    if is_without_model(name):
         return cut(drafted, np.minimum(lengths, drafted.without_model()))
     return cut(drafted, lengths, asks)
 

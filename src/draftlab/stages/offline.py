@@ -69,7 +69,7 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     from draftlab.train import parallel
     from draftlab.train.folders import Folders
     from draftlab.train.offline import distil
-    from draftlab.train.sources import LIVE, Scene
+    from draftlab.train.sources import Scene, runs_target
     from draftlab.train.trimmed_head import coverage
 
     parallel.start()
@@ -79,9 +79,9 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     )
     draft = folders.draft_of_blocks(settings, inputs.dtype, settings.longest)
     reads_target = isinstance(draft, OnTarget)
-    if reads_target and settings.sample_source in LIVE:
+    if reads_target and runs_target(settings.sample_source):
         raise UserError(f"{HEAD_ALONE}, and writes no answers alone", remedy="set sample_source to teacher")
-    needs_target = settings.sample_source in LIVE or settings.live or reads_target
+    needs_target = runs_target(settings.sample_source) or settings.live or reads_target
     target = folders.target(settings.device, inputs.dtype) if needs_target else None
     eos_ids = folders.tokenizer.eos_ids
     scene = Scene(draft, recorded, target, inputs.max_new_tokens, eos_ids, settings.sample_batch)

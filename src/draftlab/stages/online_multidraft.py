@@ -220,7 +220,7 @@ def _decode(
     import torch
 
     from draftlab.core.sampling import Sampling
-    from draftlab.core.verify import VERIFIERS
+    from draftlab.core.verify import any_verifier
     from draftlab.engine.speculate import speculate
     from draftlab.train.offline import trace_counts
 
@@ -233,7 +233,7 @@ def _decode(
         max_new_tokens=settings.max_new_tokens,
         eos_ids=eos_ids,
         num_drafts=len(models),
-        verifier=VERIFIERS[scheme if len(models) > 1 else "single"],  # every scheme's distribution for one draft
+        verifier=any_verifier(scheme if len(models) > 1 else "single"),  # every scheme's distribution for one draft
         sampling=Sampling(settings.temperature),
         generator=torch.Generator(target.device).manual_seed(seed),
         batch=settings.batch or None,

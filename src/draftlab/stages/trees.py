@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from pydantic import Field, model_validator
 
 from draftlab.core.settings import Count, Distinct, NonNegativeInt
-from draftlab.files.registries import names
+from draftlab.files.registries import choice, find, names
 from draftlab.progress import progress
 from draftlab.stages._batches import by_batch
 from draftlab.stages._decoding import DecodedRow, Decoding, Inputs
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     Shape = str
 else:
-    Shape = Literal[EVERY]
+    Shape = choice(EVERY)
 
 
 class Settings(Decoding):
@@ -73,6 +73,7 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
 
     from draftlab.engine.held_out import write_texts
     from draftlab.engine.tree_shapes import SHAPES, RecordedTexts
+    from draftlab.engine.tree_shapes import Shape as TreeShape
 
     work = inputs.open(settings)
     temperatures = (settings.target_temperature, settings.draft_temperature)
@@ -93,7 +94,7 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
         frames = []
         every = list(itertools.product(settings.nodes, settings.shapes))
         for nodes, name in progress(every, f"{dataset} trees"):
-            shape = SHAPES[name]
+            shape = find(name, SHAPES, (), TreeShape)
             blocks = shape.blocks(along, nodes)
             counts = {"blocks": blocks.stopped.sum(1), "emitted": blocks.emitted.sum(1)}
             rows = pd.DataFrame({"request_id": [request.number for request in batch], **counts})

@@ -6,11 +6,10 @@ import dataclasses
 import hashlib
 import itertools
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,17 +17,16 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from draftlab.core.losses import LOSSES, one_hot_logits
-from draftlab.errors import UserError, first_line
+from draftlab.errors import UserError, called
 from draftlab.files.digests import code_digest
+from draftlab.files.registries import find, own_code
 from draftlab.models import LanguageModel
 from draftlab.models.head import columns_of
 from draftlab.models.on_target import OnTarget
 from draftlab.train import parallel, training
 from draftlab.train.settings import Training
-from draftlab.train.sources import LIVE, SOURCES, Samples, Scene
+from draftlab.train.sources import SOURCES, Samples, Scene, runs_target
 from draftlab.train.trimmed_head import answer_logits, kept_by
-
-T = TypeVar("T")
 
 WARMUP_SHARE = 0.03
 """The share of the steps in which the learning rate rises (OSD's scripts)."""
@@ -70,7 +68,7 @@ def train(
     the cost so far. A killed run resumes from ``checkpoint`` and ends with the same weights.
     """
     order = list(orders(requests, settings.batch, steps, settings.seed))
-    ahead = max(1, sample_batch // settings.batch) if source in LIVE else 1
+    ahead = max(1, sample_batch // settings.batch) if runs_target(source) else 1
     effort = effort or Effort()
     effort.updates = steps
     drawn: dict[int, Samples] = {}
@@ -132,7 +130,8 @@ def _identity(scene: Scene, requests: Sequence[int], settings: Training) -> str:
         training.digest(tensors) for tensors in (dict(scene.draft.named_parameters()), scene.recorded.tensors)
     )
     texts = hashlib.sha256(text.encode()).hexdigest()
-    return f"{settings!r} {scene.max_new_tokens} {code_digest(__name__)} {start} {texts} {distributions}"
+    own = own_code(settings.model_dump())
+    return f"{settings!r} {own} {scene.max_new_tokens} {code_digest(__name__)} {start} {texts} {distributions}"
 
 
 def _terms(draft: LanguageModel, samples: Samples, settings: Training, effort: Effort) -> Iterator[Tensor]:
@@ -150,7 +149,8 @@ def _terms(draft: LanguageModel, samples: Samples, settings: Training, effort: E
 
 def samples_of(source: str, scene: Scene, requests: Sequence[int], generator: torch.Generator) -> Samples:
     """The answers that a source writes to these requests."""
-    samples = _called(f"sample source {source}", SOURCES[source], scene, requests, generator)
+    write = find(source, SOURCES, ("scene", "requests", "generator"))
+    samples = called(f"sample source {source}", write, scene, requests, generator)
     if not isinstance(samples, Samples):
         raise UserError(f"sample source {source} returned {type(samples).__name__}", remedy="return Samples")
     answers, positions = len(samples.answers), sum(map(len, samples.answers))
@@ -163,20 +163,6 @@ def samples_of(source: str, scene: Scene, requests: Sequence[int], generator: to
         )
         raise UserError(what, remedy=f"return one of each for each of the {positions} tokens of its answers")
     return samples
-
-
-def _called(what: str, function: Callable[..., T], *arguments: object) -> T:
-    """Call a loss or a source; an error in it becomes a ``UserError``, with the line of the function's own file."""
-    try:
-        return function(*arguments)
-    except (UserError, MemoryError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:
-        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
-        own = [frame for frame in frames if frame.filename == frames[0].filename]
-        file, line = (own[-1].filename, own[-1].lineno) if own else (None, None)
-        what = f"{what} raised {type(error).__name__}: {first_line(error)}"
-        raise UserError(what, file=file, line=line, remedy="repair the function") from error
 
 
 def losses_at(
@@ -203,7 +189,8 @@ def losses_at(
         target_logits = one_hot_logits(columns, logits.shape[-1] + (kept is not None))
     if kept is not None:
         logits = F.pad(logits, (0, 1), value=-torch.inf)
-    losses = _called(f"loss {name}", LOSSES[name], logits, target_logits)
+    loss = find(name, LOSSES, ("draft_logits", "target_logits"))
+    losses = called(f"loss {name}", loss, logits, target_logits)
     if not isinstance(losses, Tensor) or losses.shape != logits.shape[:-1]:
         returned = f"shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else repr(losses)
         remedy = f"return one number per position: shape {tuple(logits.shape[:-1])}"

@@ -18,7 +18,7 @@ from draftlab.core.settings import (
     ShareBelow1,
     TorchDevice,
 )
-from draftlab.files.registries import names
+from draftlab.files.registries import choice, names
 
 LossPositions = Annotated[
     Literal["rejected", "all", "block_end", "repository"],
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     SampleSource = str
     Loss = str
 else:
-    SampleSource = Literal[("none", *names("train.sources", "SOURCES"))]
+    SampleSource = choice(["none", *names("train.sources", "SOURCES")], ["scene", "requests", "generator"])
     Loss = Annotated[
-        Literal[("none", *names("core.losses", "LOSSES"))],
+        choice(["none", *names("core.losses", "LOSSES")], ["draft_logits", "target_logits"]),
         Field(description="what training minimises (draftlab.core.losses); none: for a draft that is not trained"),
     ]
 

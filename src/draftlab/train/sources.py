@@ -20,6 +20,7 @@ from draftlab.core.sampling import most_probable
 from draftlab.engine.generate import Observer, generate
 from draftlab.engine.recording import TargetPass, on_head
 from draftlab.errors import UserError
+from draftlab.files.registries import is_own
 from draftlab.models import Cache, LanguageModel
 from draftlab.train.trimmed_head import kept_by
 
@@ -131,6 +132,11 @@ SOURCES: dict[str, Source] = {
 }
 LIVE = frozenset({"student", "mix_request", "mix_token"})
 """Sources for which the target runs again."""
+
+
+def runs_target(source: str) -> bool:
+    """Whether the target runs again for a source, as it may for any of the user's own."""
+    return source in LIVE or is_own(source)
 
 
 def _target(scene: Scene) -> LanguageModel:

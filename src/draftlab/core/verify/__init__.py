@@ -25,6 +25,8 @@ Sun et al. 2025 (2403.10444), ``block``, to which HSD (2601.05724) is equivalent
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from draftlab.core.verify.block import block
 from draftlab.core.verify.gls import gls
 from draftlab.core.verify.greedy import greedy
@@ -45,6 +47,7 @@ from draftlab.core.verify.tree import TreeVerifier
 from draftlab.core.verify.truncated import Truncation, importance_truncated, truncated
 from draftlab.core.verify.truncated_program import DIRECT_LIMIT, Solver
 from draftlab.errors import UserError
+from draftlab.files.registries import is_own, own
 
 TOKEN_VERIFIERS: dict[str, TokenVerifier] = {
     "single": single,
@@ -90,17 +93,26 @@ _check_names()
 
 
 def token_verifier(name: str, lp_threshold: int = 5, alphabet: int = 0) -> TokenVerifier:
-    """The token verifier of this name. ``importance_truncated`` solves a program over ``lp_threshold`` tokens and ranks ``alphabet`` (0: all)."""
+    """The token verifier of this name, or the user's own ``FILE.py:OBJECT``.
+
+    ``importance_truncated`` solves a program over ``lp_threshold`` tokens and ranks ``alphabet`` (0: all).
+    """
     if name == "importance_truncated":
         solver: Solver = "direct" if lp_threshold <= DIRECT_LIMIT else "highs"
         return truncated(Truncation(lp_threshold, alphabet or None, solver))
+    if is_own(name):
+        verifier: TokenVerifier = own(name, (), TokenVerifier)
+        return replace(verifier, name=name)
     if name not in TOKEN_VERIFIERS:
         raise UserError(f"no token verifier named {name!r}", remedy=f"allowed: {', '.join(sorted(TOKEN_VERIFIERS))}")
     return TOKEN_VERIFIERS[name]
 
 
 def any_verifier(name: str, lp_threshold: int = 5, alphabet: int = 0) -> TokenVerifier | TreeVerifier:
-    """The verifier of this name, of one position or of a tree."""
+    """The verifier of this name, of one position or of a tree, or the user's own ``FILE.py:OBJECT``."""
+    if is_own(name):
+        verifier: TokenVerifier | TreeVerifier = own(name, (), TokenVerifier, TreeVerifier)
+        return replace(verifier, name=name)
     return TREE_VERIFIERS[name] if name in TREE_VERIFIERS else token_verifier(name, lp_threshold, alphabet)
 
 

@@ -61,7 +61,7 @@ def curve_figure(
     """
     panel, series, x, xlabel = form.panel, form.series, form.x, form.xlabel
     keys = [key for key in (panel, series, x) if key is not None]
-    table = tidy.select_rows(table, form.where, "of the figure")
+    table = tidy.select_rows(table, tidy.with_own(form.where, table), "of the figure")
     if form.rounded:
         unit, unit_name = (1e3, "thousands") if table[x].max() < 1e6 else (1e6, "millions")
         table = table.assign(**{x: (table[x] / unit).round().astype(int)})

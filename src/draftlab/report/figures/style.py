@@ -28,6 +28,7 @@ from numpy.typing import ArrayLike
 from PIL import Image
 
 from draftlab.files.atomic import atomic_path
+from draftlab.files.registries import short
 from draftlab.files.yaml_files import read_yaml_of_module
 
 WIDE = 7.0  # inches: the text width of a two-column paper
@@ -94,6 +95,8 @@ def key_name(key: str) -> str:
 def name(value: object) -> str:
     """The name of a table's value for readers; a text with spaces is a name already."""
     text = str(value)
+    if (own := short(text)) != text:
+        return own
     return NAMES.get(text, LOOKS[text].label if text in LOOKS else text if " " in text else text.replace("_", " "))
 
 
