@@ -73,24 +73,23 @@ def test_the_guide_to_configuration_names_every_key():
     assert sorted(key for row in keys for key in row) == sorted(plan.RunConfig.model_fields)
 
 
-def test_the_guides_verifier_is_lossless_and_its_experiment_is_one(tmp_path):
-    guide = (WORKFLOW.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    code, text = (re.search(rf"```{kind}\n(.*?)```", guide, re.DOTALL)[1] for kind in ("python", "yaml"))
-    made = {}
-    exec(code, made)
-    assert conformance.check_distribution(made["last"].distribution, made["last"].drafting, 3).lossless
+def test_the_tutorials_verifier_is_lossless_and_its_experiment_is_one(tmp_path):
+    guide = (WORKFLOW.parent / "docs/tutorial.md").read_text(encoding="utf-8")
+    code = re.search(r"`ours.py`[^`]*```python\n(.*?)```", guide, re.DOTALL)[1]
+    text = re.search(r"`workflow/experiments/beyond_last.yaml`[^`]*```yaml\n(.*?)```", guide, re.DOTALL)[1]
     path = tmp_path / "beyond_last.yaml"
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(UserError, match="not 'last'"):  # which no registry holds
+    with pytest.raises(UserError, match=r"yaml:\d+: schemes.0: no such file: ours.py \(give its path from /"):
         plan.load_experiment(path)
-    path.write_text(text.replace("[last,", "[rrs,"), encoding="utf-8")
-    with pytest.raises(
-        UserError, match=r"yaml:6: no rows with scheme last .the scales of this file have rrs, single, "
-    ):
+    (tmp_path / "ours.py").write_text(code, encoding="utf-8")
+    last = verify.token_verifier("ours.py:last")
+    assert conformance.check_distribution(last.distribution, last.drafting, 3).lossless
+    assert plan.load_experiment(path).compared == ["num_drafts", "draft_temperature", "schemes"]
+    path.write_text(text.replace("[ours.py:last,", "[rrs,"), encoding="utf-8")
+    with pytest.raises(UserError, match=r"yaml:6: no rows with scheme ours.py:last .the scales of this file have rrs,"):
         plan.load_experiment(path)
-    path.write_text(re.sub("scheme: last|last(?=,)", lambda old: old[0].replace("last", "rrs"), text), encoding="utf-8")
+    path.write_text(text.replace("ours.py:last", "rrs"), encoding="utf-8")
     experiment = plan.load_experiment(path)
-    assert experiment.compared == ["num_drafts", "draft_temperature", "schemes"]
     first, second = "num_drafts: [2, 4]", "draft_temperature: [1.0, 1.6]"
     path.write_text(path.read_text("utf-8").replace(f"{first}, {second}", f"{second}, {first}"), encoding="utf-8")
     assert plan.load_experiment(path).shown != experiment.shown, "their order shapes the table"

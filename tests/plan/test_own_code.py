@@ -121,11 +121,15 @@ def schemes_of(experiment: str) -> list[str]:
         ("ours.py:source", r"^mine.yaml:\d+: loss: ours.py:16: source cannot be called with \(draft_logits, target_"),
         ("ours.py:clean", r"loss: ours.py:\d+: clean cannot be called with \(draft_logits, target_logits\) \(give it"),
         ("broken.py:loss", r"^mine.yaml:\d+: loss: broken.py:2: no Python: .* \(repair it\)"),
+        ("model/ours.py:loss", r"loss: model/ours.py: in the folder of a model, whose own code is never run \(copy"),
         ("ours:loss", r"loss: Input should be 'none', .*'jeffreys_0.9' or FILE.py:OBJECT, not 'ours:loss'"),
     ],
 )
 def test_what_cannot_be_used_is_refused_before_any_job(loss: str, message: str) -> None:
     Path("broken.py").write_text("x = 1\ndef loss(:\n")
+    Path("model").mkdir()
+    for name in ("config.json", "model.safetensors", "ours.py"):
+        Path("model", name).write_text(OURS)
     with pytest.raises(UserError, match=message):
         run_with({"beyond_divergences": {"fixed": {"inner": {"loss": [loss], "seed": [0]}}}})
 

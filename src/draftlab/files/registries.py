@@ -100,6 +100,10 @@ def check_own(name: str, arguments: Sequence[str] = ()) -> None:
     path = Path(file)
     if not path.is_file():
         raise UserError(f"no such file: {file}", remedy=f"give its path from {Path.cwd()}")
+    if (path.parent / "config.json").is_file() and any(path.parent.glob("*.safetensors")):
+        raise UserError(
+            "in the folder of a model, whose own code is never run", file=path, remedy="copy what you trust"
+        )
     bound = dict(_bound(parsed(path).body))
     if attribute not in bound and "*" not in bound:
         remedy = f"it has {', '.join(sorted(bound))}" if bound else "define it there"
