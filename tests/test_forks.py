@@ -145,6 +145,7 @@ def test_the_listener_ends_with_the_process_that_started_it(tmp_path: Path) -> N
     assert starter.stdout.readline().startswith("draftlab() ( exec ")
     wait_for(lambda: psutil.Process(starter.pid).children())
     (server,) = psutil.Process(starter.pid).children()
+    assert forks.KEEPS_MEMORY.startswith(server.environ()["GLIBC_TUNABLES"])  # older glibc cuts the text as it reads it
     starter.kill()
     starter.wait()
     wait_for(lambda: has_ended(server))
@@ -164,3 +165,17 @@ def test_imports_start_no_thread_use_no_gpu_and_read_the_code_once() -> None:
     done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True)
     assert done.stdout == "1 False 1 True True 0\n"
     assert forks.WORTH > 3
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_freed_memory_is_used_again_without_the_system(keeps: bool) -> None:
+    script = (
+        "import resource\n"
+        "def step(): return [b'1' * (10 << 20) for _ in range(8)] and None\n"
+        "step(); before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt; step()\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)"
+    )
+    env = os.environ | {"GLIBC_TUNABLES": forks.KEEPS_MEMORY if keeps else ""}
+    done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True)
+    pages = 80 * 256  # of 4 kB
+    assert (int(done.stdout) < pages / 10) == keeps
