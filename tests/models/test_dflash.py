@@ -127,6 +127,12 @@ FORMS: dict[str, tuple[Form, Any]] = {
             dflash_config={"mask_token_id": 11, "target_layer_ids": [0, 6], "block_size": 4},
         ),
     ),
+    "one_layer": (
+        Form((2, 4, 6), 11, 5, (FULL,)),
+        functools.partial(
+            released, changed=dict.fromkeys(f"layers.1.{name}" for name in OF_LAYER), num_hidden_layers=1
+        ),
+    ),
     "own_embedding": (
         Form((2, 4, 6), 11, 5, (FULL, FULL)),
         functools.partial(released, changed={"embed_tokens.weight": torch.arange(640.0).sin().view(40, 16)}),

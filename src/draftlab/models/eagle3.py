@@ -144,9 +144,13 @@ class Eagle3(HeadOnTarget):
     def save(self, folder: Path | str) -> None:
         """Write the head with the config.json that it came with; layers that this names in ``eagle_config`` are named for vLLM too."""
         layers = {LAYER_IDS: list(self.layers)} if hides_layers(self.config) else {}
-        learnt = {} if self.mask_state is None else {MASK_STATE: self.mask_state.detach()}
+        tensors = self.released()
+        if "transformer_layer_config" not in self.config and len(self.draft.layers) == 1:
+            tensors = {name.replace("layers.0.", "midlayer."): value for name, value in tensors.items()}
+        if self.mask_state is not None:
+            tensors[MASK_STATE] = self.mask_state.detach()
         with atomic_dir(folder) as temporary:
-            write_model(temporary, self.config | layers, self.released() | learnt)
+            write_model(temporary, self.config | layers, tensors)
             seal(temporary)
 
 

@@ -90,13 +90,10 @@ class HeadOnTarget(ByPlace, OnTarget[ReadableTarget]):
         return 0
 
     def released(self) -> dict[str, Tensor]:
-        """Its weights under the names that they were released with."""
-        draft, tensors = self.draft, to_hub(self.draft)
+        """Its weights under the names that speculators and DFlash's authors give them."""
+        tensors = to_hub(self.draft)
         embed, head, kept = tensors.pop(EMBED), tensors.pop(HEAD), tensors.pop(HEAD_TOKENS, None)
-        found = {name.removeprefix("model."): value for name, value in tensors.items()}
-        if "transformer_layer_config" not in self.config and len(draft.layers) == 1:
-            found = {name.replace("layers.0.", "midlayer."): value for name, value in found.items()}
-        found |= self.fusion.state_dict()
+        found = {name.removeprefix("model."): value for name, value in tensors.items()} | self.fusion.state_dict()
         if self.stores_embedding:
             found["embed_tokens.weight"] = embed
         if self.stores_head:
