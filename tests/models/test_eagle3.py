@@ -443,7 +443,7 @@ def test_what_it_cannot_do_is_refused(folder: Path, tmp_path: Path) -> None:
             UserError, match=r"head: it is a head of EAGLE-3 or DFlash, .*run only experiments that distil it"
         ):
             call()
-    with pytest.raises(UserError, match=r"it is a head of EAGLE-3 or DFlash, .*llama.cpp does not run it"):
+    with pytest.raises(UserError, match=r"it is a head of EAGLE-3 or DFlash, .*convert_hf_to_gguf.py HEAD"):
         export(folder, tmp_path / "head.gguf")
     with pytest.raises(UserError, match="leave parallel out"):
         of_blocks(alone, TARGET, 3, parallel=True)
@@ -628,7 +628,7 @@ def test_a_run_on_ones_own_prompts_distils_it_and_times_nothing(pair: Path, tmp_
         assert set(load_run(of_log, WORKFLOW).experiments) == {"traffic_verdict"}
         for name in (*refused, "traffic_cost"):
             scale = {"scale": "traffic"} if name.startswith("traffic") else {}
-            with pytest.raises(UserError, match=rf"{name} cannot run a draft that is a head of EAGLE-3 .*osd_epochs"):
+            with pytest.raises(UserError, match=rf"{name} cannot run a draft that is a released head .*osd_epochs"):
                 load_run(given | draft | scale | {"experiments": name}, WORKFLOW)
 
 

@@ -104,7 +104,7 @@ def test_sglang_verifies_one_token_more_than_it_drafts() -> None:
     flags = dict(itertools.pairwise(words))
     assert flags["--speculative-num-draft-tokens"] == "5"
     assert (flags["--speculative-num-steps"], flags["--speculative-eagle-topk"]) == ("4", "1")
-    head = dataclasses.replace(WANTED, eagle3=True)
+    head = dataclasses.replace(WANTED, head="eagle3")
     adaptive = engines.sglang_adaptive(head)
     found = json.loads(adaptive.text)
     assert found["129"] == {"candidate_steps": [0]}
@@ -483,7 +483,7 @@ def test_a_head_of_eagle_3_is_served_as_one(tmp_path: Path) -> None:
         assert (config["method"], config["model"], config["num_speculative_tokens"]) == ("eagle3", draft, 3)
         flags = dict(itertools.pairwise(shlex.split((tmp_path / "out/sglang.sh").read_text())))
         assert flags["--speculative-algorithm"] == "EAGLE3"
-        with pytest.raises(UserError, match="no settings of a head of EAGLE-3 are written for transformers"):
+        with pytest.raises(UserError, match="no settings of a head are written for transformers"):
             emit.emit(("transformers",), draft_len=3, target="T", draft=draft, out=tmp_path / "other", **more)
 
 
@@ -513,11 +513,11 @@ def test_a_draft_that_proposes_a_block_in_one_pass_is_served_so(tmp_path: Path) 
 
 
 def test_llama_cpp_is_given_a_head_of_eagle_3_as_a_gguf_file() -> None:
-    head = Deployment("T.gguf", "H.gguf", 3, eagle3=True)
+    head = Deployment("T.gguf", "H.gguf", 3, head="eagle3")
     written = engines.settings_for("llama-cpp", head)
     assert words_after(written.command, "--spec-type") == "draft-eagle3"
     assert (written.version, "--spec-draft-sampling" in written.command) == (
-        "llama.cpp since PR #18039 (EAGLE-3)",
+        "llama.cpp since PR #18039",
         False,
     )
     assert "most probable token at any temperature" in written.note
@@ -525,6 +525,38 @@ def test_llama_cpp_is_given_a_head_of_eagle_3_as_a_gguf_file() -> None:
     assert words_after(both.command, "--spec-type") == "ngram-simple,draft-eagle3"
     with pytest.raises(UserError, match=r"convert_hf_to_gguf.py HEAD --target-model-dir TARGET"):
         engines.settings_for("llama-cpp", dataclasses.replace(head, draft="owner/head"))
+
+
+def test_a_head_of_dflash_is_known_by_its_folder_or_by_a_flag(tmp_path: Path) -> None:
+    """vLLM and SGLang know by the method that it fills in a block at once; SGLang counts the known token as one of the block."""
+    own = {"dflash_config": {"mask_token_id": 9, "target_layer_ids": [1, 5], "block_size": 8}}
+    (tmp_path / "head").mkdir()
+    write_json(tmp_path / "head/config.json", {"architectures": ["DFlashDraftModel"], "vocab_size": 10} | own)
+    for draft, more in ((str(tmp_path / "head"), {}), ("owner/head", {"dflash": True})):
+        out = tmp_path / "out"
+        emit.emit(draft_len=5, target="T", draft=draft, out=out, **more)
+        assert {path.name for path in out.iterdir()} == {
+            "README.md", "vllm.json", "sglang.sh", "tensorrt_llm_upper.yaml"
+        }  # fmt: skip
+        assert json.loads((out / "vllm.json").read_text()) == {
+            "method": "dflash", "model": draft, "num_speculative_tokens": 5, "draft_sample_method": "probabilistic"
+        }  # fmt: skip
+        words = shlex.split((out / "sglang.sh").read_text())
+        assert words_after(shlex.join(words), "--speculative-algorithm") == "DFLASH"
+        assert words_after(shlex.join(words), "--speculative-num-draft-tokens") == "6"
+        assert "--speculative-num-steps" not in words
+        config = yaml.safe_load((out / "tensorrt_llm_upper.yaml").read_text())["speculative_config"]
+        assert config == {"decoding_type": "DFlash", "max_draft_len": 5, "speculative_model": draft}
+        noted = "the first 5 tokens of a whole block" in (out / "README.md").read_text()
+        assert noted == (draft != "owner/head"), "of one on the hub the block is not known yet"
+        emit.emit(draft_len=7, target="T", draft=draft, out=out, **more)
+        assert "of a whole block" not in (out / "README.md").read_text()
+    file = engines.settings_for("llama-cpp", Deployment("T.gguf", "H.gguf", 3, head="dflash", parallel=True))
+    assert words_after(file.command, "--spec-type") == "draft-dflash"
+    with pytest.raises(UserError, match="transformers drafts token after token, and this draft proposes a block"):
+        emit.emit(("transformers",), draft_len=3, target="T", draft="owner/head", dflash=True, out=tmp_path / "other")
+    with pytest.raises(UserError, match="two kinds of heads"):
+        emit.emit(draft_len=3, target="T", draft="owner/head", dflash=True, eagle3=True, out=tmp_path / "other")
 
 
 @pytest.mark.parametrize(
@@ -541,7 +573,7 @@ def test_tensorrt_llm_is_told_after_which_layers_a_head_reads(
     """vLLM names the layers before which states are taken, TensorRT-LLM those after which: by default 1, n/2 - 1 and n - 4 of n."""
     head = {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 32000}
     write_json(tmp_path / "config.json", head | config)
-    written = engines.settings_for("tensorrt-llm-upper", Deployment("T", str(tmp_path), 3, eagle3=True))
+    written = engines.settings_for("tensorrt-llm-upper", Deployment("T", str(tmp_path), 3, head="eagle3"))
     assert yaml.safe_load(written.text)["speculative_config"].get("eagle3_layers_to_capture") == captured
 
 

@@ -1208,11 +1208,11 @@ def test_a_draft_that_was_given_the_rows_of_its_target_is_served_so(
         assert (served[served.index("--draft") + 1], export) == (str(copy) if copied else draft, [])
 
 
-@pytest.mark.parametrize("kind", [{"draft_vocab_size": 30}, {"pard_token": 3}])
+@pytest.mark.parametrize("kind", [{"draft_vocab_size": 30}, {"architectures": ["DFlashDraftModel"]}, {"pard_token": 3}])
 def test_a_draft_that_llama_cpp_does_not_run_is_served_with_the_folder_of_its_target(
-    kind: dict[str, int], tmp_path: Path
+    kind: dict[str, Any], tmp_path: Path
 ):
-    """A head of EAGLE-3, and a draft that proposes a block in one pass."""
+    """A head of EAGLE-3 or DFlash, and a draft that proposes a block in one pass."""
     found = decide(table(0.8), target="T.gguf")
     draft = tmp_path / "cells/traffic_verdict/prompts.0/draft"
     write_json(draft / "config.json", kind | {"vocab_size": 40})
@@ -1566,16 +1566,16 @@ def test_a_model_that_is_not_there_is_named_as_it_was_given(tmp_path: Path, mode
 
 @pytest.mark.parametrize(("hardware", "measured"), [("h100-llama-2-7b", False), (None, True)])
 def test_costs_are_measured_only_where_no_profile_has_them(tmp_path: Path, hardware: str | None, measured: bool):
-    """A head of EAGLE-3 could not be timed."""
+    """A released head could not be timed."""
     config = _config(VerdictSettings(Path("log.jsonl"), "T", hardware=hardware), "", "name", tmp_path)
     (experiments,) = (each for each in config if each.startswith("experiments="))
     assert ("traffic_cost" in experiments) is measured
 
 
-def test_a_head_of_eagle3_needs_the_costs_of_a_machine_that_runs_it(tmp_path: Path):
+def test_a_released_head_needs_the_costs_of_a_machine_that_runs_it(tmp_path: Path):
     write_json(tmp_path / "head/config.json", {"draft_vocab_size": 30, "vocab_size": 40})
     asked = VerdictSettings(answer_file(tmp_path, questions(70)), "T", (str(tmp_path / "head"),))
-    with pytest.raises(UserError, match=r"head: a head of EAGLE-3, .*give a machine's costs: --hardware"):
+    with pytest.raises(UserError, match=r"head: a head on its target.s states .*give a machine's costs: --hardware"):
         run(asked, tmp_path / "out")
 
 

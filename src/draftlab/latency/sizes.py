@@ -75,7 +75,7 @@ class Sizes(Settings):
 
 class Model(Settings):
     """A model: its sizes, the name of its ``architecture`` if it may get random weights, the bytes of a stored weight (0: trained here), whether
-    it is a head of EAGLE-3, which reads its target's states, and whether it is a ``parallel`` draft, which proposes a block in one pass."""
+    it is a released head, which reads its target's states, and whether it is a ``parallel`` draft, which proposes a block in one pass."""
 
     sizes: Sizes
     architecture: str = ""

@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 
 from draftlab.errors import UserError
 from draftlab.files.weights import HEAD, IN_16_BITS, weight_files
-from draftlab.models.config import HEAD_ALONE, LLAMAS, ONLY_DISTIL, another_head, is_head, unsupported_settings
+from draftlab.models.config import CONVERT_HEAD, HEAD_ALONE, LLAMAS, another_head, is_head, unsupported_settings
 
 Array = Float[np.ndarray, "..."]
 Shapes = dict[str, tuple[int, ...]]
@@ -90,7 +90,7 @@ def expected_shapes(config: dict[str, Any], folder: Path) -> Shapes:
     """
     kind = config.get("model_type")
     if is_head(config):
-        raise UserError(f"{HEAD_ALONE}: llama.cpp does not run it", file=folder, remedy=ONLY_DISTIL)
+        raise UserError(HEAD_ALONE, file=folder, remedy=f"llama.cpp's own tool converts it: {CONVERT_HEAD}")
     if kind == "t5":
         return _t5_shapes(config, folder)
     if kind in LLAMAS:

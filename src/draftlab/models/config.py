@@ -8,7 +8,7 @@ import math
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -35,6 +35,8 @@ HEADS = "heads.safetensors"
 """The weights of a draft on its target's states, which only a run that has the target can open."""
 HEAD_ALONE = "it is a head of EAGLE-3 or DFlash, which reads its target's states"
 ONLY_DISTIL = "run only experiments that distil it: docs/own.md, a released head"
+CONVERT_HEAD = "python convert_hf_to_gguf.py HEAD --target-model-dir TARGET --outfile HEAD.gguf"
+"""How llama.cpp's own tool makes a GGUF file of a head, which takes the tokenizer and the layers to read from the target's folder."""
 DFLASH_BLOCK = 16
 """The tokens of a block of DFlash where config.json does not say it; the known token is one of them."""
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
@@ -43,6 +45,9 @@ LLAMA_3_ROPE = tuple(field.name for field in dataclasses.fields(RopeScaling))
 """What ``rope_scaling`` must say of a Llama 3."""
 TOOL_TEMPLATE = "additional_chat_templates/tool_use.jinja"
 """Where transformers writes the chat template for requests with tools, if it is another one."""
+
+Head = Literal["", "eagle3", "dflash"]
+"""A kind of head on its target's states, by vLLM's names; empty: a draft that is a language model."""
 
 STRICT = ConfigDict(strict=True, extra="allow", frozen=True, allow_inf_nan=False)
 
@@ -229,6 +234,13 @@ def is_dflash(config: Mapping[str, Any]) -> bool:
 def is_head_folder(model: Path | str) -> bool:
     """Whether a model is the folder of a head of EAGLE-3 or DFlash; False for one on the hub, which is not known yet."""
     return (Path(model) / "config.json").is_file() and is_head(read_config(model))
+
+
+def head_in(model: Path | str) -> Head:
+    """Which head is in the folder of a model; none in that of a language model, or where the model is on the hub, which is not known yet."""
+    if not is_head_folder(model):
+        return ""
+    return "dflash" if is_dflash(read_config(model)) else "eagle3"
 
 
 def mask_token_of(config: Mapping[str, Any]) -> int | None:

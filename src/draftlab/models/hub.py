@@ -43,7 +43,7 @@ def copy_model(name: str, out: Path, tokenizer: Path | None = None) -> None:
     """Make ``out`` the model ``name``: a folder, a GGUF file, ``package:NAME``, or ``owner/name[@revision]`` of the hub.
 
     The weights of a local folder are linked. With the folder ``tokenizer`` of its target, a draft gets as many rows of embeddings as the target
-    has (``fit_rows``), and a head of EAGLE-3 without a tokenizer gets that one.
+    has (``fit_rows``), and a released head without a tokenizer gets that one.
     """
     name = _without_package(name)
     check_outside(name, out)
@@ -59,12 +59,12 @@ def copy_model(name: str, out: Path, tokenizer: Path | None = None) -> None:
         for pattern in WEIGHTS:
             for path in sorted(source.glob(pattern)):
                 link(path.resolve(), folder / path.name)
-        is_of_eagle = tokenizer is not None and is_head(read_config(source))
-        if tokenizer and is_of_eagle and not (source / "tokenizer.json").is_file():
+        is_released_head = tokenizer is not None and is_head(read_config(source))
+        if tokenizer and is_released_head and not (source / "tokenizer.json").is_file():
             copy_files(tokenizer, folder, TOKENIZER)
             write_json(folder / "generation_config.json", {"eos_token_id": list(read_eos_ids(tokenizer))})
         _copy_tokenizer(source, folder, name)
-        if not is_of_eagle:
+        if not is_released_head:
             fit_rows(folder, rows)
         seal(folder)
 

@@ -21,7 +21,7 @@ from draftlab.train.settings import Offline, ReplayLog, Training
 ON_ADAPTATION = ("osd_offline", "osd_latency_dataset")
 """The experiments of a run on the user's prompts that names none: would an adapted draft help on them?"""
 WITH_HEAD = ("osd_offline", "osd_online")
-"""The same where the draft is a head of EAGLE-3, which llama.cpp does not run."""
+"""The same where the draft is a released head, which draftlab does not run in llama.cpp."""
 ON_HEADS = ("osd_epochs", "osd_online")
 """Experiments with such a draft that may be named: their drafts learn from the target's answers alone."""
 
@@ -79,7 +79,7 @@ def _choose(
             if not config.dataset:
                 remedy += ", or name it in `data.datasets` of --config sizes=FILE; with raw=, add its files"
         elif has_head and _runs_drafts(at_scale[name], config):
-            what = f"{name} cannot run a draft that is a head of EAGLE-3"
+            what = f"{name} cannot run a draft that is a released head"
             remedy = f"name experiments that only distil it, such as {', '.join(ON_HEADS)}"
         else:
             continue
@@ -113,7 +113,7 @@ def shows_adaptation(variant: Variant) -> bool:
 
 
 def _has_head(config: RunConfig) -> bool:
-    """Whether the user's draft is a head of EAGLE-3, as far as is known."""
+    """Whether the user's draft is a released head, as far as is known."""
     return is_head_folder(config.draft or config.models.get("draft") or config.models.get(f"{MAIN}.draft") or "")
 
 

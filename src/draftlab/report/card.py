@@ -14,7 +14,7 @@ from draftlab import __version__
 from draftlab.core.stats import ENOUGH
 from draftlab.errors import UserError
 from draftlab.files.atomic import write_text
-from draftlab.models.config import drafts_in_parallel, is_head_folder
+from draftlab.models.config import CONVERT_HEAD, Head, drafts_in_parallel, head_in
 from draftlab.serving import engines
 from draftlab.serving.verdict_format import NAMES, Option, Verdict
 
@@ -30,7 +30,7 @@ WIDEN = (
     "If `config.json` has `head_tokens` above 0, widen the draft first: `draftlab widen --model DRAFT --out FOLDER`."
 )
 EXPORT = " For llama.cpp, export it: `draftlab gguf export --model DRAFT --vocabulary-of TARGET.gguf --out DRAFT.gguf`."
-CONVERT = f"For llama.cpp, convert it with llama.cpp's own tool: `{engines.CONVERT_HEAD.replace('HEAD', 'DRAFT')}`."
+CONVERT = f"For llama.cpp, convert it with llama.cpp's own tool: `{CONVERT_HEAD.replace('HEAD', 'DRAFT')}`."
 
 
 def write(judged: Verdict, draft: str, cell: Path) -> None:
@@ -38,14 +38,12 @@ def write(judged: Verdict, draft: str, cell: Path) -> None:
     for folder, names in KEPT.items():
         options = [option for option in judged.options if option.name in names]
         if options and (cell / folder).is_dir():
-            kind = {"eagle3": is_head_folder(cell / folder), "parallel": drafts_in_parallel(cell / folder)}
-            write_text(cell / folder / NAME, text(judged, draft, options, **kind))
+            head, parallel = head_in(cell / folder), drafts_in_parallel(cell / folder)
+            write_text(cell / folder / NAME, text(judged, draft, options, head=head, parallel=parallel))
 
 
-def text(
-    judged: Verdict, draft: str, options: Sequence[Option], *, eagle3: bool = False, parallel: bool = False
-) -> str:
-    """The card of the draft that these options serve: a head of EAGLE-3, or one that proposes a block in one pass (``parallel``), or neither.
+def text(judged: Verdict, draft: str, options: Sequence[Option], *, head: Head = "", parallel: bool = False) -> str:
+    """The card of the draft that these options serve: a ``head`` on the target's states, or one that proposes a block in one pass (``parallel``), or neither.
 
     Folders and files are named without their path.
     """
@@ -84,14 +82,14 @@ def text(
         "",
         "## How to serve it",
     ]
-    if not eagle3:
+    if not head:
         lines += ["", WIDEN if parallel else WIDEN + EXPORT]
-    elif not parallel:
+    elif head == "dflash" or not parallel:
         lines += ["", CONVERT]
     for engine, name in ENGINES.items():
         able = [option for option in options if engine == "llama.cpp" or option.name in ("distilled", "kept_learning")]
         served = max(able, key=lambda option: option.speedup.estimate)
-        pair = replace(_pair(judged, served, engine), eagle3=eagle3, parallel=parallel)
+        pair = replace(_pair(judged, served, engine), head=head, parallel=parallel)
         try:
             settings = engines.settings_for(name, pair)
         except UserError:  # it cannot serve such a draft

@@ -35,7 +35,7 @@ def run(settings: VerdictSettings, out: Path | None) -> list[tuple[Path, Verdict
     if settings.hardware:
         profiles.load(settings.hardware)  # a wrong name is said before hours of work
     elif head := next(filter(is_head_folder, settings.draft), None):
-        what = "a head of EAGLE-3, which llama.cpp does not run, so it cannot be timed here"
+        what = "a head on its target's states (EAGLE-3, DFlash), which draftlab does not time in llama.cpp"
         raise UserError(what, file=head, remedy="give a machine's costs: --hardware PROFILE (draftlab load --help)")
     check_bounds(settings)
     distinct, left_out = _usable(settings.traffic)

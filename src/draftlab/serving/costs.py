@@ -128,7 +128,7 @@ def _profile(rows: pd.DataFrame, parallel: bool) -> Profile:
 def from_profile(
     name: str, context: float, ratio: float, *, is_head: bool = False, parallel: bool = False
 ) -> BlockCosts:
-    """BlockCosts of a hardware profile. Where it has no draft, or ours is a head of EAGLE-3, a draft step costs ``ratio`` of the target's.
+    """BlockCosts of a hardware profile. Where it has no draft, or ours is a released head, a draft step costs ``ratio`` of the target's.
 
     A ``parallel`` draft proposes a block in one step of as many tokens.
     """

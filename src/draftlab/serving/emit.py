@@ -15,7 +15,7 @@ from draftlab.core.settings import Count
 from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_dir, check_replaceable
 from draftlab.files.json_files import read_object
-from draftlab.models.config import drafts_in_parallel, is_head_folder
+from draftlab.models.config import drafts_in_parallel, head_in
 from draftlab.serving import records
 from draftlab.serving.acceptance import from_alpha
 from draftlab.serving.engines import EMITTERS, Deployment, EngineFile, merged, settings_for
@@ -140,6 +140,7 @@ def emit(
     lookup: bool = False,
     suffix: bool = False,
     eagle3: bool = False,
+    dflash: bool = False,
     parallel: bool = False,
     out: Path,
 ) -> None:
@@ -161,6 +162,7 @@ def emit(
     - `lookup`: prompt lookup drafts first, and the draft where it finds nothing; without --draft, prompt lookup alone
     - `suffix`: suffix decoding drafts, without a model
     - `eagle3`: the draft is a head of EAGLE-3; a folder with one is recognized without this
+    - `dflash`: the draft is a head of DFlash, likewise
     - `parallel`: the draft proposes a block in one pass, as PARD and P-EAGLE do; a folder is recognized without this
     - `out`: the folder to write
     """
@@ -172,11 +174,14 @@ def emit(
         "--alpha": alpha,
         "--acceptance": acceptance,
         "--eagle3": eagle3,
+        "--dflash": dflash,
         "--parallel": parallel,
         "--greedy": greedy,
     }
     if not draft and (given := [flag for flag, value in of_a_draft.items() if value not in (None, False)]):
         raise UserError(f"{given[0]} is for a draft model", remedy=f"leave out {given[0]}, or give --draft")
+    if eagle3 and dflash:
+        raise UserError("two kinds of heads", remedy="give either --eagle3 or --dflash")
     if alpha is not None and acceptance is not None:
         raise UserError("two acceptances", remedy="give either --alpha or --acceptance")
     measured = records.acceptance(acceptance) if acceptance else None
@@ -195,8 +200,8 @@ def emit(
         confidence=confidence,
         lookup=lookup,
         suffix=suffix,
-        eagle3=eagle3 or (bool(draft) and is_head_folder(draft)),
-        parallel=parallel or (bool(draft) and drafts_in_parallel(draft)),
+        head="eagle3" if eagle3 else "dflash" if dflash else head_in(draft) if draft else "",
+        parallel=parallel or dflash or (bool(draft) and drafts_in_parallel(draft)),
     )
     for written in write(pair, engine, out):
         print(f"{written.file}: {written.version}")

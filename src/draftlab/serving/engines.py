@@ -7,7 +7,7 @@ import json
 import math
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +15,16 @@ from typing import Any, Literal
 import yaml
 
 from draftlab.errors import UserError
-from draftlab.models.config import LAYER_IDS, hides_layers, is_head_folder, layers_read, read_config
+from draftlab.models.config import (
+    CONVERT_HEAD,
+    LAYER_IDS,
+    Head,
+    hides_layers,
+    is_head_folder,
+    layers_read,
+    longest_draft,
+    read_config,
+)
 from draftlab.models.ngrams import NGRAM
 from draftlab.serving.acceptance import EXTRAPOLATED, LONGEST, AcceptanceCurves
 
@@ -28,7 +37,7 @@ class Deployment:
     """A pair, its draft lengths (``draft_len`` at most, ``ranges`` by batch), and its measured acceptance.
 
     A block ends where the draft's token has a probability below ``confidence``. With ``lookup``, prompt lookup drafts, and the draft only
-    where it finds nothing. Without a draft (an empty name) prompt lookup drafts alone, or with ``suffix`` suffix decoding. With ``eagle3`` the draft is a head of EAGLE-3. A ``parallel`` draft proposes a block in one pass. ``requests`` and
+    where it finds nothing. Without a draft (an empty name) prompt lookup drafts alone, or with ``suffix`` suffix decoding. The draft may be a ``head`` on the target's states. A ``parallel`` draft proposes a block in one pass. ``requests`` and
     ``traffic`` say what was measured.
     """
 
@@ -43,7 +52,7 @@ class Deployment:
     confidence: float = 0.0
     lookup: bool = False
     suffix: bool = False
-    eagle3: bool = False
+    head: Head = ""
     parallel: bool = False
 
     def __post_init__(self) -> None:
@@ -139,12 +148,11 @@ READS_GGUF = (
 
 
 def _vllm_file(file: str, pair: Deployment, options: Mapping[str, Any], note: str = "") -> EngineFile:
-    method = "eagle3" if pair.eagle3 else "draft_model"
     config: dict[str, Any] = {
-        "method": method,
+        "method": pair.head or "draft_model",
         "model": pair.draft,
         "num_speculative_tokens": pair.draft_len,
-        **({"parallel_drafting": True} if pair.parallel else {}),
+        **({"parallel_drafting": True} if pair.parallel and pair.head != "dflash" else {}),
         **options,
     }
     prefix, notes = "", [note] * bool(note)
@@ -185,12 +193,12 @@ METRICS = {"sglang": "--enable-metrics", "llama.cpp": "--metrics"}
 
 
 def sglang(pair: Deployment) -> EngineFile:
-    """An independent draft or a head of EAGLE-3: a chain (topk 1) of ``draft_len`` steps verifies one token more."""
+    """An independent draft or a head of EAGLE-3: a chain (topk 1) of ``draft_len`` steps verifies one token more. A head of DFlash has no steps."""
+    steps = {} if pair.head == "dflash" else {"--speculative-num-steps": pair.draft_len, "--speculative-eagle-topk": 1}
     flags = {
-        "--speculative-algorithm": "EAGLE3" if pair.eagle3 else "STANDALONE",
+        "--speculative-algorithm": pair.head.upper() or "STANDALONE",
         "--speculative-draft-model-path": pair.draft,
-        "--speculative-num-steps": pair.draft_len,
-        "--speculative-eagle-topk": 1,
+        **steps,
         "--speculative-num-draft-tokens": pair.draft_len + 1,
     }
     launch = ["python", "-m", "sglang.launch_server", "--model-path", pair.target, METRICS["sglang"]]
@@ -220,7 +228,7 @@ def check_sglang_adaptive(config: Mapping[str, Any]) -> None:
 
 def sglang_adaptive(pair: Deployment) -> EngineFile:
     """One length for each slot of batches: a fixed table, for heads of EAGLE. Other drafts have ``sglang.sh``'s one length (#23519)."""
-    if not pair.eagle3:
+    if pair.head != "eagle3":
         what = "SGLang reads lengths by batch for heads of EAGLE alone (pull request #23519 is open)"
         raise UserError(what, remedy="name sglang, which gets one length for all batches")
     ranges = pair.ranges or [(1, 1, pair.draft_len)]
@@ -234,16 +242,16 @@ def sglang_adaptive(pair: Deployment) -> EngineFile:
 def _llama_server(file: str, pair: Deployment, options: Mapping[str, object], note: str) -> EngineFile:
     for model in (pair.target, pair.draft):
         if not model.endswith(".gguf"):
-            is_head = pair.eagle3 and model == pair.draft
+            is_head = pair.head and model == pair.draft
             remedy = f"convert it first: {CONVERT_HEAD}" if is_head else "export it first: draftlab gguf export"
             raise UserError(f"{model} is not a GGUF file", remedy=remedy)
-    kind = HEAD if pair.eagle3 else "draft-simple"
+    kind = f"draft-{pair.head or 'simple'}"
     flags: dict[str, object] = {"--model": pair.target, "--spec-draft-model": pair.draft, "--spec-type": kind}
     flags |= {"--spec-draft-n-max": pair.draft_len, **options}
     if pair.lookup:  # the first that drafts something is used
         flags |= {"--spec-type": f"{LOOKUP},{kind}", **llama_cpp_lookup(pair.draft_len)}
     command = shlex.join(with_flags(["llama-server", METRICS["llama.cpp"]], flags))
-    first = "PR #18039 (EAGLE-3)" if pair.eagle3 else "PR #22964 (May 2026)"
+    first = {"eagle3": "PR #18039", "dflash": "PR #22105"}.get(pair.head, "PR #22964 (May 2026)")
     since = next((version for flag, version in SINCE.items() if flag in flags), first)
     return EngineFile(file, f"llama.cpp since {since}", f"{command}\n", command, note)
 
@@ -253,10 +261,6 @@ SAMPLES = "--spec-draft-sampling"
 SYNTHETIC = "--spec-synth-rates"
 SINCE = {SAMPLES: "b11368 (PR #27694)", SYNTHETIC: "PR #27711 (August 2026)"}
 """The version of llama.cpp that brought a flag; without them, the one that named drafts ``draft-simple``. An older one refuses to start."""
-HEAD = "draft-eagle3"
-"""llama.cpp's name for a head of EAGLE-3."""
-CONVERT_HEAD = "python convert_hf_to_gguf.py HEAD --target-model-dir TARGET --outfile HEAD.gguf"
-"""How llama.cpp's own tool makes a GGUF file of a head, which takes the tokenizer and the layers to read from the target's folder."""
 LOOKUP = "ngram-simple"
 """llama.cpp's name for prompt lookup."""
 
@@ -275,10 +279,10 @@ def looks_up_more(draft_len: int) -> list[str]:
 def llama_cpp(pair: Deployment) -> EngineFile:
     """``llama-server``: one length for all batches; a block ends below ``p-min`` (by default 0: never)."""
     options: dict[str, object] = {"--spec-draft-n-min": 0, "--spec-draft-p-min": float(pair.confidence)}
-    if pair.sampled and not pair.eagle3:
+    if pair.sampled and not pair.head:
         options[SAMPLES] = "probabilistic"
     notes = (
-        [ARGMAX] * (pair.sampled and pair.eagle3)
+        [ARGMAX] * (pair.sampled and bool(pair.head))
         + [ONE_LENGTH] * pair.changes_length
         + (looks_up_more(pair.draft_len) if pair.lookup else [])
     )
@@ -327,14 +331,22 @@ def merged(ranges: Ranges) -> list[tuple[int, int, int]]:
     return [(group[0][0], group[-1][1], group[0][2]) for group in groups]
 
 
+TENSORRT_HEADS = {"eagle3": "Eagle3", "dflash": "DFlash"}
+"""TensorRT-LLM's names of heads."""
+
+
 def tensorrt(meaning: Meaning, pair: Deployment) -> EngineFile:
     """TensorRT-LLM's configuration, for one meaning of the keys in its schedule."""
     config: dict[str, Any] = {
-        "decoding_type": "PARD" if pair.parallel else "Eagle3" if pair.eagle3 else "Draft_Target",
+        "decoding_type": TENSORRT_HEADS.get(pair.head) or ("PARD" if pair.parallel else "Draft_Target"),
         "max_draft_len": pair.draft_len,
         "speculative_model": pair.draft,
     }
-    if is_head_folder(pair.draft) and (layers := layers_read(read_config(pair.draft), Path(pair.draft))):
+    if (
+        pair.head == "eagle3"
+        and is_head_folder(pair.draft)
+        and (layers := layers_read(read_config(pair.draft), Path(pair.draft)))
+    ):
         config["eagle3_layers_to_capture"] = [layer - 1 for layer in layers]  # their output, not the input of the next
     if pair.ranges:
         config["draft_len_schedule"] = tensorrt_schedule(pair.ranges, pair.draft_len, meaning)
@@ -408,8 +420,12 @@ LOOKS_UP = frozenset({"llama-cpp"})
 """Engines that can look up the prompt first, and draft where that finds nothing."""
 IN_PARALLEL = frozenset({"vllm", "vllm-synthetic", "tensorrt-llm-lower", "tensorrt-llm-upper", "speculation-profile"})
 """Engines whose draft can propose a block in one pass, and a file that no engine reads."""
-READ_STATES = frozenset({"vllm", "vllm-synthetic", "sglang", "sglang-adaptive", "llama-cpp", "tensorrt-llm-upper"})
-"""Engines for which settings of a head of EAGLE-3 are written."""
+READ_STATES = frozenset({"vllm", "vllm-synthetic", "sglang", "llama-cpp", "tensorrt-llm-upper"})
+"""Engines for which settings of a head are written; ``sglang-adaptive`` for one of EAGLE-3, too."""
+PART_OF_BLOCK = "draftlab measured the first {0} tokens of a whole block; an engine may let the head fill in {0} alone"
+"""A note for a head of DFlash that drafts less than it was trained for."""
+OF_P_EAGLE = frozenset({"vllm", "vllm-synthetic"})
+"""Engines for which settings of a head of P-EAGLE are written."""
 
 
 def settings_for(engine: str, pair: Deployment) -> EngineFile:
@@ -422,13 +438,16 @@ def settings_for(engine: str, pair: Deployment) -> EngineFile:
     if pair.lookup and engine not in LOOKS_UP:
         remedy = f"leave out --lookup, or name {' or '.join(sorted(LOOKS_UP))}"
         raise UserError(f"{engine} drafts in one way alone", remedy=remedy)
-    is_parallel_head = pair.parallel and pair.eagle3 and not engine.startswith("vllm")
-    if pair.parallel and (engine not in IN_PARALLEL or is_parallel_head):
+    able = READ_STATES if pair.head == "dflash" else OF_P_EAGLE if pair.head else IN_PARALLEL
+    if pair.parallel and engine not in able:
         what = f"{engine} drafts token after token, and this draft proposes a block in one pass"
         raise UserError(what, remedy="name vllm")
     if engine.startswith("tensorrt") and (pair.target.endswith(".gguf") or pair.draft.endswith(".gguf")):
         raise UserError(f"{engine} does not read a GGUF file", remedy="give model folders, or hub ids")
-    if pair.eagle3 and engine not in READ_STATES:
-        what = f"no settings of a head of EAGLE-3 are written for {engine}"
+    if pair.head and engine not in READ_STATES | {"sglang-adaptive"}:
+        what = f"no settings of a head are written for {engine}"
         raise UserError(what, remedy=f"name {', '.join(sorted(READ_STATES))}")
-    return EMITTERS[engine](pair)
+    written = EMITTERS[engine](pair)
+    if pair.head == "dflash" and is_head_folder(pair.draft) and pair.draft_len < longest_draft(pair.draft):
+        return replace(written, note="; ".join(filter(None, [written.note, PART_OF_BLOCK.format(pair.draft_len)])))
+    return written

@@ -60,7 +60,7 @@ MEASURES = {
 def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.DataFrame, Facts]:
     """Replay every option; keep the distilled draft in ``out/draft``, and the one that learnt while it served in ``out/kept_learning``.
 
-    A head of EAGLE-3, or a draft that proposes a block in one pass, is not joined to prompt lookup, and its blocks do not end early: the engines
+    A released head, or a draft that proposes a block in one pass, is not joined to prompt lookup, and its blocks do not end early: the engines
     that serve it do neither.
     """
     import pandas as pd
