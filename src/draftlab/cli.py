@@ -16,9 +16,9 @@ from pydantic import ValidationError
 
 from draftlab import docstrings
 from draftlab.errors import UserError, printable
+from draftlab.files.validated import settings_error
 
 try:
-    from draftlab import plan
     from draftlab.stages import STAGES
     from draftlab.stages._stage import NoInputs, Stage, Variant
 except UserError as error:  # a stage that Python cannot import
@@ -177,7 +177,7 @@ def exit_on_error(call: Callable[[], object]) -> None:
         call()
         print(end="", flush=True)
     except (UserError, ValidationError) as error:
-        reason = plan.settings_error(error) if isinstance(error, ValidationError) else error
+        reason = settings_error(error) if isinstance(error, ValidationError) else error
         sys.exit(f"draftlab: error: {reason}")
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

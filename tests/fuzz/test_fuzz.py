@@ -31,12 +31,12 @@ from draftlab.errors import UserError
 from draftlab.files.gguf_header import read_header
 from draftlab.files.json_files import read_json, read_jsonl
 from draftlab.files.tables import read_table
+from draftlab.files.validated import validated
 from draftlab.files.yaml_files import Place, read_yaml
 from draftlab.models import load_tokenizer
 from draftlab.models.config import read_config, read_eos_ids
 from draftlab.models.gguf import export
 from draftlab.models.weights import read_weights
-from draftlab.plan.grids import validated
 from draftlab.plan.scale import ScaleSettings
 from draftlab.serving import emit, monitor, profiles, records, traces
 from tests.pair import make_results

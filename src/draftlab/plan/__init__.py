@@ -6,7 +6,6 @@ from draftlab.plan.command_line import flags, is_locked, only_looks
 from draftlab.plan.config import RunConfig, check_names, content_of_model, context_of_drafts
 from draftlab.plan.experiment import Experiment, Finding, Layout, load_experiment
 from draftlab.plan.figure import DESIGNED, Figure, module_of
-from draftlab.plan.grids import settings_error
 from draftlab.plan.preflight import check_data
 from draftlab.plan.run import Run, load_run, made_with
 from draftlab.plan.scale import Scale
@@ -33,5 +32,4 @@ __all__ = [
     "made_with",
     "module_of",
     "only_looks",
-    "settings_error",
 ]

@@ -18,9 +18,10 @@ from draftlab.data import registry
 from draftlab.errors import UserError
 from draftlab.files.registries import short
 from draftlab.files.tables import LEDGERS
+from draftlab.files.validated import validated
 from draftlab.files.yaml_files import Place, read_yaml
 from draftlab.plan.figure import Figure, Shown
-from draftlab.plan.grids import Axis, combinations, validated
+from draftlab.plan.grids import Axis, combinations
 from draftlab.plan.scale import Scale, Size
 from draftlab.stages import STAGES
 from draftlab.stages._stage import Stage, Variant

@@ -8,9 +8,9 @@ from pathlib import Path
 from draftlab.data import registry
 from draftlab.errors import UserError
 from draftlab.files.packages import PREFIX
+from draftlab.files.validated import validated
 from draftlab.files.yaml_files import Place, read_yaml
 from draftlab.latency.sizes import known_models
-from draftlab.plan.grids import validated
 from draftlab.plan.hours import GPUS, Card, seconds
 from draftlab.plan.needs import Job, has_gpu, jobs, memory_mb
 from draftlab.plan.preflight import check_raw, needed

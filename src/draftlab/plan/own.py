@@ -12,11 +12,11 @@ from draftlab.engine.settings import Answers
 from draftlab.errors import UserError
 from draftlab.files.json_files import read_json
 from draftlab.files.packages import PACKAGES, package_of
+from draftlab.files.validated import validated
 from draftlab.files.weights import is_gguf
 from draftlab.files.yaml_files import Place
 from draftlab.models.config import LLAMAS, is_llama, read_config, unsupported_settings
 from draftlab.plan.config import RunConfig, check_architectures, check_models, check_requests
-from draftlab.plan.grids import validated
 from draftlab.plan.scale import MAIN, Pair, ScaleSettings
 
 

@@ -13,13 +13,13 @@ from draftlab.data import sources
 from draftlab.errors import UserError
 from draftlab.files.checkout import WORKFLOW
 from draftlab.files.registries import short
+from draftlab.files.validated import validated
 from draftlab.files.yaml_files import Place
 from draftlab.latency.settings import Engine
 from draftlab.plan.chosen import ON_ADAPTATION, experiments_of, shows_adaptation
 from draftlab.plan.command_line import read_value
 from draftlab.plan.config import DIGESTS, RunConfig, check_models, check_names
 from draftlab.plan.experiment import Experiment, check_datasets
-from draftlab.plan.grids import validated
 from draftlab.plan.own import check_own, with_own
 from draftlab.plan.scale import MAIN, Scale, ScaleSettings
 from draftlab.plan.scale_file import check_needs, check_sizes, read_scale

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from draftlab.errors import UserError
+from draftlab.files.validated import validated
 from draftlab.files.yaml_files import Place, read_yaml
-from draftlab.plan.grids import validated
 from draftlab.plan.scale import ScaleSettings
 from draftlab.stages import STAGES
 

@@ -19,8 +19,9 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from draftlab.errors import UserError
 from draftlab.files.checkout import WORKFLOW
 from draftlab.files.tables import read_table, read_texts
+from draftlab.files.validated import settings_error
 from draftlab.files.yaml_files import Place, read_yaml
-from draftlab.plan import Scale, settings_error
+from draftlab.plan import Scale
 from draftlab.report import tidy
 from draftlab.report.contrast import Contrast, Selection
 

@@ -13,11 +13,12 @@ from typing import Annotated, Any
 
 import numpy as np
 import yaml
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, field_validator
 
 from draftlab.core.settings import Count, Settings
 from draftlab.errors import UserError
 from draftlab.files.atomic import write_text
+from draftlab.files.validated import validated
 from draftlab.files.yaml_files import Place, read_yaml
 
 SHIPPED = Path(__file__).parent / "profiles"
@@ -170,14 +171,7 @@ def load(name: str | Path) -> Profile:
         path = SHIPPED / f"{name}.yaml"
         if not path.is_file():
             raise UserError(f"no profile {str(name)!r}", remedy=f"give a YAML file, or one of {', '.join(shipped())}")
-    values = read_yaml(path)
-    try:
-        return Profile.model_validate(values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        names = [part for part in first["loc"] if part != "[key]"]
-        what = f"{'.'.join(map(str, names)) or 'the file'}: {first['msg']}"
-        raise Place(path).error(what, names, remedy="repair the profile, or measure it again") from None
+    return validated(Profile, read_yaml(path), Place(path))
 
 
 def save(profile: Profile, out: Path) -> None:
