@@ -508,6 +508,16 @@ def test_jobs_request_what_their_files_and_models_take() -> None:
     assert needs.requested_mb(small, "answer", answers) < 6_000
 
 
+def test_every_process_of_a_training_requests_host_memory(tmp_path: Path) -> None:
+    (tmp_path / "four.yaml").write_text("{compute: {processes: 4}, needs: {offline: {gpu: 4}}}")
+    one, four = run(), run(sizes=str(tmp_path / "four.yaml"))
+    for rule, name, times in (("offline", "osd_offline", 4), ("online", "osd_online", 1)):
+        cell = {"experiment": name, "cell": "spider"}
+        assert needs.requested_mb(four, rule, cell) == pytest.approx(
+            times * needs.requested_mb(one, rule, cell), abs=500 * times
+        )
+
+
 def test_what_is_asked_for_online_is_not_asked_for_another_stage_whose_name_begins_with_it() -> None:
     settings = plan.load_run({"scale": "smoke"}, WORKFLOW).settings
     settings = settings.model_copy(update={"needs": {name: Needs(mem_mb=1) for name in ("online", "latency", "token")}})

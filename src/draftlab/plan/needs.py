@@ -213,7 +213,7 @@ def _cell(run: Run, name: str, cell: str) -> Job:
 
 
 def _host(run: Run, name: str, cell: str, stage: str, peak: int) -> int:
-    """The host memory that a cell requests, by the files that it reads."""
+    """The host memory that a cell requests, by the files that it reads; each process of a training reads all of them."""
     weights = passes = logits = 0
     parts = {path[:3] for path in run.made_files(name, cell)}
     for pair, kind, file in (path for path in parts if len(path) == 3 and path[0] in run.settings.pairs):
@@ -223,7 +223,8 @@ def _host(run: Run, name: str, cell: str, stage: str, peak: int) -> int:
             passes += _pass(run, pair, file)
         elif kind == "pairs" and file.endswith(".safetensors"):
             logits += _logits(run, pair)
-    return host(weights, passes, logits, 0 if has_gpu(run, stage, run.pair_of(name, cell)) else peak)
+    processes = run.settings.compute.processes if STAGES[stage].launch else 1
+    return processes * host(weights, passes, logits, 0 if has_gpu(run, stage, run.pair_of(name, cell)) else peak)
 
 
 def _peak(run: Run, settings: Any) -> int | None:
