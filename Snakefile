@@ -41,12 +41,14 @@ if set("{}") & set(str(plan.WORKFLOW)):
         f"braces are wildcards in a workflow: {plan.WORKFLOW} (rename the folder)"
     )
 
+# The published figures need neither data nor models nor GPUs: only the committed tables.
+MEASURES = workflow.is_main_process and "paper_figures" not in sys.argv
+
 try:
     if workflow.is_main_process:
         plan.check_names(sys.argv)
     RUN = plan.load_run(config, plan.WORKFLOW)
-    # The published figures need neither data nor models: only the committed tables.
-    if workflow.is_main_process and "paper_figures" not in sys.argv:
+    if MEASURES:
         plan.check_data(RUN)
 except UserError as error:
     raise WorkflowError(str(error)) from None
@@ -54,7 +56,7 @@ except UserError as error:
 # Snakemake gives a job no more GPUs than the run has: it would fail when it starts, perhaps after hours of other jobs.
 GPUS = workflow.global_resources.get("gpu")
 WANTED = max((asked.gpu for asked in RUN.settings.needs.values()), default=0)
-if workflow.is_main_process and GPUS is not None and WANTED > max(GPUS.value, 1):
+if MEASURES and GPUS is not None and WANTED > max(GPUS.value, 1):
     raise WorkflowError(
         f"a job asks for {WANTED} GPUs, but --resources gives the run {GPUS.value}"
         f" (say how many there are: --resources gpu={WANTED} exclusive=1)"

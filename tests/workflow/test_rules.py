@@ -131,6 +131,7 @@ def test_a_job_that_asks_for_more_gpus_than_the_run_has_is_refused_before_any_jo
     words = ["--config", "scale=paper", "sizes=two.yaml", "name=two", "--", "results/two/osd_offline.csv"]
     said = snakemake(checkout, "-n", *words, check=False)
     assert "a job asks for 2 GPUs, but --resources gives the run 1" in said
+    snakemake(checkout, "-n", *words[:4], "--", "paper_figures")
     said = snakemake(checkout, "-n", "-p", "--resources", "gpu=2", "exclusive=1", *words)
     assert "python -m draftlab.files.gpus 2 accelerate launch --num_processes 2 -m draftlab run" in said
 
