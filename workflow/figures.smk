@@ -77,7 +77,7 @@ rule paper_figures:
         "../envs/cpu.yaml"
     threads: 8
     params:
-        folder=f"paper_figures/{RUN.name}",
+        folder=lambda wildcards: f"paper_figures/{RUN.name}",
         scale=RUN.scale,
         experiment_files=lambda wildcards: digest_of(
             [printed_parts(name) for name in PUBLISHED if name in RUN.at_scale]
