@@ -158,55 +158,46 @@ def test_the_server_was_sent_the_token_a_revision_is_part_of_a_name_and_a_damage
         assert (tmp_path / "fine" / "config.json").read_bytes() == MODEL["config.json"]
 
 
-def test_pickled_weights_are_fetched_only_where_there_are_no_others(tmp_path: Path) -> None:
+PICKLED = "pytorch_model.bin"
+
+
+def test_pickled_weights_are_made_safetensors_where_there_are_no_others(tmp_path: Path) -> None:
     torch.save({"weight": torch.arange(3.0)}, tmp_path / "weights")
-    small = {"config.json": b"{}", "tokenizer.json": b"{}"}
-    pickled = {"pytorch_model.bin": (tmp_path / "weights").read_bytes()}
-    with serve({"models": small | pickled, "datasets": {}}) as hub:
+    files = {"config.json": b"{}", "tokenizer.json": b"{}", PICKLED: (tmp_path / "weights").read_bytes()}
+    with serve({"models": files, "datasets": {}}) as hub:
         said, _ = client(hub, "models", tmp_path, ["fine"])
-        assert isinstance(said["fine"], int), said["fine"]
-        made = load_file(tmp_path / "fine" / "model.safetensors")
-        assert made["weight"].tolist() == [0, 1, 2]
-        assert not list((tmp_path / "fine").glob("*.bin"))
-    with serve({"models": MODEL | pickled, "datasets": {}}) as hub:
-        client(hub, "models", tmp_path / "both", ["fine"])
-        assert not any("pytorch_model" in request.path for request in hub.requests)
+    assert isinstance(said["fine"], int), said["fine"]
+    made = load_file(tmp_path / "fine" / "model.safetensors")
+    assert made["weight"].tolist() == [0, 1, 2]
+    assert not list((tmp_path / "fine").glob("*.bin"))
 
 
 def test_a_second_copy_of_the_weights_is_not_fetched(tmp_path: Path) -> None:
-    """Mistral's repositories hold one, of 14.5 GB for a 7B."""
-    with serve({"models": MODEL | {"consolidated.safetensors": WEIGHTS}, "datasets": {}}) as hub:
+    """Many repositories hold pickled ones too, and Mistral's ``consolidated``, of 14.5 GB for a 7B."""
+    others = dict.fromkeys([PICKLED, "consolidated.safetensors"], WEIGHTS)
+    with serve({"models": MODEL | others, "datasets": {}}) as hub:
         assert client(hub, "models", tmp_path, ["fine"])[0] == {"fine": len(WEIGHTS)}
-        assert not [request.path for request in hub.asked("fine") if "consolidated" in request.path]
+        asked = {request.path.rpartition("/")[2] for request in hub.asked("fine")}
+    assert "model.safetensors" in asked
+    assert not asked & set(others)
     assert sorted(file.name for file in (tmp_path / "fine").glob("*.safetensors")) == ["model.safetensors"]
 
 
-def test_the_classifier_offline_is_one_line(tmp_path: Path) -> None:
+def test_the_classifier_offline_is_one_line(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     write_jsonl(tmp_path / "p.jsonl", [Prompt("0", "arena", "train", "hello")])
-    options = [
-        "--prompts",
-        "p.jsonl",
-        "--label",
-        "topic",
-        "--method",
-        "hub",
-        "--model",
-        "owner/topics@abc",
-        "--out",
-        "o",
-        "--report",
-        "r",
-    ]
-    done = subprocess.run(
-        [sys.executable, "-m", "draftlab", "data", "classify", *options],
-        env=os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT / "src")},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 1
-    what = r"draftlab: error: cannot read model owner/topics.* \(unset HF_HUB_OFFLINE, or use naive_bayes\)\n"
-    assert re.fullmatch(what, done.stderr)
+    words = "data classify --prompts p.jsonl --label topic --method hub --model owner/topics@abc --out o --report r"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["draftlab", *words.split()])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    what = r"draftlab: error: cannot read model owner/topics.* \(unset HF_HUB_OFFLINE, or use naive_bayes\)"
+    assert re.fullmatch(what, str(stop.value.code))
+    assert capfd.readouterr().err == ""
 
 
 def test_an_error_that_is_not_the_systems_has_no_remedy_of_the_disk(
