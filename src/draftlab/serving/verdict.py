@@ -152,8 +152,12 @@ def _sentence(overall: Outcome, top: Option, is_best: bool) -> str:
 
 def lines(verdict: Verdict) -> list[str]:
     """Lines for a terminal: the answer, each option, the answer under load, what was left out, and what was measured."""
+    names = max(len(NAMES[option.name]) for option in verdict.options)
+    verdicts = max(len(option.verdict) for option in verdict.options)
     options = [
-        f"{NAMES[option.name]} {option.verdict}" + (f" {option.speedup.show()}" if option.requests >= ENOUGH else "")
+        f"  {NAMES[option.name]:{names}}  {option.verdict:{verdicts}}  {option.speedup.show()}"
+        if option.requests >= ENOUGH
+        else f"  {NAMES[option.name]:{names}}  {option.verdict}"
         for option in verdict.options
     ]
     load = best_at_load(verdict.load)
@@ -167,4 +171,4 @@ def lines(verdict: Verdict) -> list[str]:
     temperature = f" at {verdict.sampled}" if verdict.temperature else ""
     where = f"One request at a time, {verdict.measured_on}{temperature}; costs {verdict.costs}{verdict.cut_off}"
     left_out = ", ".join(f"{count} {why}" for why, count in verdict.left_out.items())
-    return [verdict.sentence, "; ".join(options), *simulated, *([f"Left out: {left_out}"] if left_out else []), where]
+    return [verdict.sentence, *options, *simulated, *([f"Left out: {left_out}"] if left_out else []), where]
