@@ -12,6 +12,7 @@ from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
 from snakemake.logging import logger
+from snakemake.settings.types import DeploymentMethod
 from snakemake.utils import min_version
 
 from draftlab.errors import UserError
@@ -32,8 +33,14 @@ report: "workflow/report/workflow.rst"
 
 
 # Only for `--sdm apptainer`; make it with: apptainer build envs/draftlab.sif envs/apptainer.def
-# The path is relative because Snakemake refuses white space, which the path of a checkout may contain.
-container: os.path.relpath(plan.WORKFLOW.parent / "envs" / "draftlab.sif")
+# Snakemake refuses an image with a space in its path, even where it uses none. A relative path may have none.
+IMAGE = os.path.relpath(plan.WORKFLOW.parent / "envs" / "draftlab.sif")
+IN_CONTAINER = (
+    DeploymentMethod.APPTAINER in workflow.deployment_settings.deployment_method
+)
+
+
+container: IMAGE if IN_CONTAINER or " " not in IMAGE else None
 
 
 if set("{}") & set(str(plan.WORKFLOW)):

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from tests.checkout import copy_checkout, snakemake
+from tests.checkout import copy_checkout, environment, jobs, snakemake
 from tests.conftest import ROOT
 
 pytestmark = pytest.mark.workflow
@@ -43,6 +43,16 @@ def test_real_raw_records_run_through_the_same_rules(checkout, shared):
     summary = json.loads((results / "data/gsm8k/summary.json").read_text())
     assert summary["provenance"]["train"]["source"] == "raw"
     assert "Natalia sold clips" in (results / "data/gsm8k/prompts.jsonl").read_text()
+
+
+def test_a_checkout_below_a_folder_with_spaces_runs_from_another_place(checkout, tmp_path):
+    """Snakemake refuses such an image even where nothing runs in a container."""
+    snakefile = str(checkout / "Snakefile")
+    words = ("-n", "-s", snakefile, "--config", "scale=smoke", "experiments=mdss_region")
+    output = snakemake(tmp_path, *words, env=environment(checkout))
+    assert jobs(output)["region"] == 1
+    refused = snakemake(tmp_path, *words, "--sdm", "apptainer", env=environment(checkout), check=False)
+    assert "Invalid singularity image" in refused
 
 
 def test_a_real_trained_model_runs_as_target(checkout, shared):
