@@ -18,6 +18,7 @@ from draftlab.data import json_rows, raw_rows
 from draftlab.data.raw_rows import RawRow, excerpt
 from draftlab.data.readers import read_rows
 from draftlab.errors import UserError
+from draftlab.files.atomic import atomic_path
 
 GOOD = {"question": "How many?", "answer": "Two."}
 LINE = json.dumps(GOOD).encode()
@@ -448,6 +449,12 @@ def test_a_log_without_prompts_is_refused(tmp_path: Path, line: str) -> None:
 )
 def test_prompts_that_tell_a_time_or_a_level_are_no_log(tmp_path: Path, name: str, text: str) -> None:
     assert all({"text", "prompt"} & row.row.keys() for row in read(tmp_path, text.encode(), name))
+
+
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="needs a file that cannot be read")
+def test_a_file_that_fails_while_it_is_read_is_named_although_another_is_being_written(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="/proc/self/mem"), atomic_path(tmp_path / "out"):
+        list(read_rows(Path("/proc/self/mem")))
 
 
 def test_missing_file_is_an_error(tmp_path: Path) -> None:

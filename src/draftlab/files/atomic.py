@@ -69,8 +69,6 @@ def atomic_dir(path: Path | str, needs: int = 0, ours: Callable[[set[str]], bool
     final = Path(path)
     if final.is_symlink() or final.name in ("", ".."):  # "." has no name
         final = final.resolve()
-    if final.is_file():
-        raise UserError("a file, not a folder", file=path, remedy="name a new folder")
     check_replaceable(final, ours)
     with contextlib.ExitStack() as cleanup, _room_beside(final, needs):
         temporary = Path(tempfile.mkdtemp(prefix=_beside(final), dir=final.parent))
@@ -116,12 +114,14 @@ def _swap(temporary: Path, final: Path) -> None:
 
 
 def check_replaceable(folder: Path, ours: Callable[[set[str]], bool] | None = None) -> None:
-    """Refuse to replace a folder with files that are not ``ours`` by their names; an empty one or none may be replaced.
+    """Refuse to replace a file, or a folder with files that are not ``ours`` by their names; an empty one or none may be replaced.
 
     ``ours``: None for a folder with a seal, or with files of a model alone.
 
     **Raises:** ``UserError`` that names one of the files.
     """
+    if folder.is_file():
+        raise UserError("a file, not a folder", file=folder, remedy="name a new folder")
     inside = folder.iterdir() if folder.is_dir() else ()
     names = {path.name for path in inside if not LEFT.fullmatch(path.name)}
     if ours is not None:
