@@ -863,3 +863,9 @@ def test_the_stated_power_is_had(deviation: float, vocab: int) -> None:
         tokens = torch.multinomial(emitted, count, replacement=True, generator=generator).tolist()
         caught += not check_samples((target, token) for token in tokens).lossless
     assert caught >= 20, f"{caught} of 40 caught with {count} samples"
+
+
+@pytest.mark.parametrize("seed", [-1, 1 << 64])
+def test_a_seed_that_torch_does_not_take_is_refused(seed: int) -> None:
+    with pytest.raises(UserError, match=rf"seed is {seed} \(give 0 to 4294967295\)"):
+        Budget(seed=seed)

@@ -175,6 +175,12 @@ BAD_SETTINGS = [
     ("publish --results . --tables", "no tables to publish"),
     ("figures --data . --scale smoke --drawn drawn --processes 0", "processes is 0"),
     ("data make --dataset spider --train 5 --eval -5", ".*less than 0"),
+    (
+        "record-pairs --target t --draft d --prompts p --positions 5 --max-new-tokens 4 --seed 4294967296",
+        "seed is 4294967296",
+    ),
+    ("cone --num-tokens 2 --num-drafts 2 --cases 1 --seed 4294967296", "seed: .* less than 4294967296"),
+    ("gguf inflate --model m --layers 1025", r"layers is 1025 \(give at most 1024"),
     ("bench verify --vocabs 0", "vocabs.0: .* greater than 0, not 0"),
 ]
 
@@ -188,6 +194,15 @@ def test_a_setting_that_cannot_work_is_one_line_and_writes_nothing(
     assert code == 1, said
     assert re.fullmatch(rf"draftlab: error: {message}.*", said)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_answers_are_refused_a_place_that_is_a_file_before_they_are_made(folder: Path, draftlab: Draftlab) -> None:
+    (folder / "out").write_text("mine")
+    code, said = draftlab(*ANSWER.split())
+    assert code == 1
+    assert "out: a file, not a folder (name a new folder)" in said
+    assert (folder / "out").read_text() == "mine"
+    assert not list(folder.glob(".out*")), "answers were recorded"
 
 
 class Payload:

@@ -13,6 +13,7 @@ from torch import Generator, Tensor
 
 from draftlab.conformance.tables import VerifierCase, reading, tables
 from draftlab.core.sampling import Drafting, check_probs, draft_tokens
+from draftlab.core.settings import SEEDS
 from draftlab.errors import UserError
 
 Sampler = Callable[[Tensor, Tensor, Tensor, Generator], Tensor]
@@ -38,6 +39,8 @@ class Budget:
                 f"max_samples is {self.max_samples} and false_alarm {self.false_alarm}",
                 remedy="give at least 1 sample and a rate between 0 and 1",
             )
+        if not 0 <= self.seed < SEEDS:
+            raise UserError(f"seed is {self.seed}", remedy=f"give 0 to {SEEDS - 1}")
 
 
 BUDGET = Budget()

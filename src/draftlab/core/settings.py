@@ -9,6 +9,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 Count = Annotated[int, Field(gt=0)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
+SEEDS = 1 << 32
+Seed = Annotated[int, Field(ge=0, lt=SEEDS)]
+"""Numpy takes no seed below 0, torch none of more than 64 bits, and some seeds are multiplied first."""
 Share = Annotated[float, Field(ge=0, le=1)]
 ShareBelow1 = Annotated[float, Field(ge=0, lt=1)]
 NotNegative = Annotated[float, Field(ge=0)]

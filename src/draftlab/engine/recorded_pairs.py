@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from draftlab.core.sampling import Sampling, restrict_pair, to_probs
-from draftlab.core.settings import Flat
+from draftlab.core.settings import SEEDS, Flat
 from draftlab.engine import answering
 from draftlab.engine.answers import Answer
 from draftlab.engine.settings import Answering
@@ -100,6 +100,8 @@ def record_file(
     """
     if positions < 1:
         raise UserError(f"positions is {positions}", remedy="give 1 or more")
+    if not 0 <= seed < SEEDS:
+        raise UserError(f"seed is {seed}", remedy=f"give 0 to {SEEDS - 1}")
     shared_tokenizer(target, draft)  # before hours of answers
     # This opens the target and frees it again: two copies do not fit. It answers more prompts than the positions need: with fewer, batches
     # and their draws, and so the texts, would be others.

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
-from draftlab.core.settings import Count, Device, Dtype, NonNegativeInt, Settings, Template
+from draftlab.core.settings import Count, Device, Dtype, NonNegativeInt, Seed, Settings, Template
 
 if TYPE_CHECKING:
     from draftlab.core.sampling_numpy import Sampling
@@ -50,7 +50,7 @@ class Recipe(Settings):
         "documents",
         description="what a draft is trained on. documents: public texts; answers: the reference answers that a target learns",
     )
-    seed: NonNegativeInt = Field(0, description="seed of the weights, the public texts and their order")
+    seed: Seed = Field(0, description="seed of the weights, the public texts and their order")
 
     @model_validator(mode="after")
     def _check(self) -> Recipe:

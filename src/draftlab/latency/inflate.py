@@ -19,7 +19,7 @@ from draftlab.files.atomic import atomic_dir, check_replaceable
 from draftlab.files.json_files import write_json
 from draftlab.files.seals import seal
 from draftlab.models.checkpoint import Array, Checkpoint, expected_shapes, head_dim
-from draftlab.models.config import TOOL_TEMPLATE, copy_files, read_config
+from draftlab.models.config import MOST_LAYERS, TOOL_TEMPLATE, copy_files, read_config
 
 ZERO = ("self_attn.o_proj.weight", "mlp.down_proj.weight", "embed_tokens.weight")
 """Tensors that write to the residual stream: their added parts are zero."""
@@ -39,6 +39,10 @@ def inflate(model: Path, out: Path, *, layers: int, ffn: int | None = None, widt
     - `ffn`: width of its feed-forward parts; without one, it stays as it is
     - `widths`: how many times as many channels its residual stream has: 1, 4, 16 or 64
     """
+    if layers > MOST_LAYERS:
+        raise UserError(
+            f"layers is {layers}", remedy=f"give at most {MOST_LAYERS}: no more are read from a config.json"
+        )
     check_replaceable(out, ours := lambda names: not names or "config.json" in names)
     config = read_config(model)
     if config.get("model_type") != "llama":

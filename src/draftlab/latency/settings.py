@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from draftlab.core.settings import Device, InflatedFfn, InflatedLayers, NonNegativeInt, PairName, Settings
+from draftlab.core.settings import Device, InflatedFfn, InflatedLayers, PairName, Seed, Settings
 
 
 class Engine(Settings):
@@ -28,7 +28,7 @@ class Engine(Settings):
     )
     threads: int = Field(gt=0, default=1, description="CPU threads of the engine")
     gpu_layers: int = Field(0, ge=-1, description="layers that llama.cpp runs on the GPU; -1: all")
-    seed: NonNegativeInt = Field(0, description="seed of random texts, orders and draws")
+    seed: Seed = Field(0, description="seed of random texts, orders and draws")
 
     @model_validator(mode="after")
     def _runs_where_it_says(self) -> Engine:

@@ -18,7 +18,8 @@ from draftlab.files.rope_scaling import RopeScaling
 from draftlab.files.weights import is_gguf
 
 Size = Annotated[int, Field(gt=0, le=1 << 24)]
-Depth = Annotated[int, Field(gt=0, le=1 << 10)]
+MOST_LAYERS = 1 << 10
+Depth = Annotated[int, Field(gt=0, le=MOST_LAYERS)]
 Positive = Annotated[float, Field(gt=0, le=1e12)]
 Id = Annotated[int, Field(ge=-1, lt=1 << 31)]  # -1 means none in old files
 Ids = Id | Annotated[list[Id], Field(min_length=1)] | None

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from draftlab.core.settings import Dataset, Device, NonNegativeInt, Settings
+from draftlab.core.settings import Dataset, Device, Seed, Settings
 from draftlab.data import streams
 from draftlab.engine.settings import Answers, Recipe
 from draftlab.files.checkout import WORKFLOW
@@ -70,7 +70,7 @@ class Data(Settings):
     train_of: dict[Dataset, Rows] = Field({}, description="exceptions, by dataset")
     eval: Rows = Field(description="held-out requests")
     pairs: Rows = Field(description="positions whose target and draft distributions are recorded, per dataset")
-    seed: NonNegativeInt = 0
+    seed: Seed = 0
     label: dict[Literal["language", "topic"], Literal["langid", "hub"]] = Field(
         {}, description="how to find classes that the rows do not contain"
     )

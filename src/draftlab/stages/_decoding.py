@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import Field
 
-from draftlab.core.settings import Dataset, Distinct, NonNegativeInt, PairName, TopP
+from draftlab.core.settings import Dataset, Distinct, PairName, Seed, TopP
 from draftlab.core.settings import Settings as Base
 from draftlab.engine.settings import Answers
 from draftlab.stages._inputs import TargetAndDraft
@@ -33,7 +33,7 @@ class Decoding(Base):
     requests: int = Field(gt=0, description="held-out requests decoded of each dataset")
     batch: int = Field(gt=0, description="requests decoded at once")
     max_new_tokens: int = Field(gt=0, description="most tokens of an answer")
-    seed: NonNegativeInt = Field(0, description="seed of the sampling")
+    seed: Seed = Field(0, description="seed of the sampling")
 
     def sampling(self, temperature: float, top_k: int) -> Sampling:
         """How a model is sampled at this temperature."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field
 
-from draftlab.core.settings import Dataset, Distinct, NonNegativeInt, PairName, Settings, TopP
+from draftlab.core.settings import Dataset, Distinct, PairName, Seed, Settings, TopP
 from draftlab.stages._places import Places
 from draftlab.stages._stage import Files, NoInputs, column
 
@@ -27,7 +27,7 @@ class OnPairs(Settings):
     positions: int = Field(gt=0, default=1_000_000, description="most positions used of each dataset")
     top_k: int = Field(ge=0, default=0, description="most probable tokens that are kept; 0: all")
     top_p: TopP = 1.0
-    seed: NonNegativeInt = Field(0, description="seed of the synthetic family")
+    seed: Seed = Field(0, description="seed of the synthetic family")
 
     def sampling(self, temperature: float) -> Sampling:
         """How a model is sampled at this temperature."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from draftlab.core.measure import Measure
-from draftlab.core.settings import Distinct, NonNegativeInt
+from draftlab.core.settings import Distinct, Seed
 from draftlab.core.settings import Settings as Base
 from draftlab.stages._stage import Bench, Facts, NoInputs, column, stage_of
 
@@ -26,7 +26,7 @@ class Settings(Base):
     cases: int = Field(
         gt=0, description="random distributions per size, on which formula and linear program are compared"
     )
-    seed: NonNegativeInt = Field(0, description="seed of these distributions")
+    seed: Seed = Field(0, description="seed of these distributions")
 
 
 class Row:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from draftlab.core.settings import Dataset, Distinct, Dtype, NonNegativeInt, PairName, TorchDevice
+from draftlab.core.settings import Dataset, Distinct, Dtype, NonNegativeInt, PairName, Seed, TorchDevice
 from draftlab.core.settings import Settings as Base
 from draftlab.engine.answers import recorded_name
 from draftlab.errors import UserError
@@ -47,7 +47,7 @@ class Settings(Base):
     max_new_tokens: int = Field(gt=0, description="most tokens of an answer")
     temperature: float = Field(1.0, gt=0, description="temperature at which target and drafts sample")
     device: TorchDevice = "cpu"
-    seeds: Distinct[NonNegativeInt] = Field(min_length=1, description="seeds of the stream's order and of the sampling")
+    seeds: Distinct[Seed] = Field(min_length=1, description="seeds of the stream's order and of the sampling")
 
     @model_validator(mode="after")
     def _every_draft_learns(self) -> Settings:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from pydantic import Field
 
 from draftlab.core.measure import Measure
-from draftlab.core.settings import Count, Distinct, Flat, NonNegativeInt, TorchDevice
+from draftlab.core.settings import Count, Distinct, Flat, Seed, TorchDevice
 from draftlab.core.settings import Settings as Base
 from draftlab.errors import UserError
 from draftlab.progress import progress
@@ -77,7 +77,7 @@ class Settings(Base):
         40, description="timings of each verifier at batch 1; larger batches have half as many, at least 5"
     )
     device: TorchDevice = "cpu"
-    seed: NonNegativeInt = Field(0, description="seed of the distributions, drafts and orders")
+    seed: Seed = Field(0, description="seed of the distributions, drafts and orders")
 
 
 class Row:

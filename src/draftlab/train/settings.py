@@ -12,8 +12,8 @@ from draftlab.core.settings import (
     Distinct,
     InflatedFfn,
     InflatedLayers,
-    NonNegativeInt,
     PairName,
+    Seed,
     Settings,
     ShareBelow1,
     TorchDevice,
@@ -58,7 +58,7 @@ class Training(Settings):
     dataset: Dataset = Field("", description="dataset whose requests and recorded answers are used")
     pair: PairName = "main"
     draft: str = Field("draft", description="the draft: folder below models/")
-    seed: NonNegativeInt = Field(0, description="seed of the random order and draws")
+    seed: Seed = Field(0, description="seed of the random order and draws")
     temperature: float = Field(
         0.0,
         ge=0,
