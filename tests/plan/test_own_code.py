@@ -279,14 +279,19 @@ def test_what_a_drafter_proposes_is_counted_as_prompt_lookup_is(results: Path) -
     assert Ngrams([1, 2, 1, 2]).guess == 1
 
 
-def test_a_cleaner_reads_a_log(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_cleaner_reads_a_log() -> None:
     rows = [{"asked": f"what is {n}?" if n else "", "said": f"{n}"} for n in range(6)]
     Path("log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = {"scale": "smoke", "dataset": "log.jsonl", "sizes": "mine.yaml"}
     Path("mine.yaml").write_text("data: {cleaners: {prompts: 'ours.py:clean'}}\n")
     plan.check_data(plan.load_run(config, plan.WORKFLOW))
-    summary = data_check.check(Path("log.jsonl"), cleaner="ours.py:clean")
-    assert (summary.format, summary.kept, summary.rejected) == ("ours.py:clean", 5, {"nothing asked": 1})
+    with pytest.raises(
+        UserError, match=r"two different prompts \(see above; for a format of yours: --cleaner FILE.py:"
+    ):
+        data_check.check_file(Path("log.jsonl"))
+    data_check.check_file(Path("log.jsonl"), cleaner="ours.py:clean", out=Path("check.json"))
+    summary = read_object(Path("check.json"))
+    assert (summary["format"], summary["kept"], summary["rejected"]) == ("ours.py:clean", 5, {"nothing asked": 1})
     options = splits.Options(eval=2, cleaner="ours.py:clean")
     made = splits.make("prompts", RawFiles(find("prompts"), Path("log.jsonl")), Path("out"), options)
     assert made["cleaner"] == "ours.py:clean"

@@ -234,6 +234,7 @@ def check_file(
     file: tyro.conf.Positional[Path],
     *,
     dataset: str | None = None,
+    cleaner: str = "",
     tokenizer: Path | None = None,
     against: Path | None = None,
     max_chars: int = Options.max_chars,
@@ -244,16 +245,18 @@ def check_file(
     **Arguments:**
     - `file`: the file of prompts
     - `dataset`: read the file in the format of this dataset, instead of detecting the format
+    - `cleaner`: your own function of a row, FILE.py:OBJECT, in place of the format's
     - `tokenizer`: the folder of a model or tokenizer, to give lengths in tokens
     - `against`: another file of prompts: count the prompts that are in both
     - `max_chars`: most characters of a prompt; a longer one is rejected; 0: any length
     - `out`: a JSON file that gets the report too
     """
-    report = check(file, dataset=dataset, tokenizer=tokenizer, against=against, max_chars=max_chars)
+    report = check(file, dataset=dataset, cleaner=cleaner, tokenizer=tokenizer, against=against, max_chars=max_chars)
     print(table(report))
     if out is not None:
         write_json(out, {**asdict(report), "usable": report.usable})
     if not report.read:
         raise UserError("it has no rows", file=file, remedy="name a file of prompts")
     if not report.usable:
-        raise UserError("it has fewer than two different prompts", file=file, remedy="see the counts above")
+        remedy = "see the counts above" if report.kept else "see above; for a format of yours: --cleaner FILE.py:OBJECT"
+        raise UserError("it has fewer than two different prompts", file=file, remedy=remedy)
