@@ -232,3 +232,27 @@ def test_a_killed_job_goes_on_after_its_last_batch(
     assert first.stat().st_mtime_ns == written
     counted = [name for name in whole if not name.endswith("seconds")]
     pd.testing.assert_frame_equal(rows[counted], whole[counted])
+
+
+OURS = """\
+import dataclasses
+from draftlab.core.verify import k_seq, traversal
+bare = dataclasses.replace(k_seq, closed_form=None, survivors=None)
+whole, tree = k_seq, traversal
+"""
+
+
+def test_a_verifier_of_one_s_own_without_a_formula_is_decoded_live(
+    inputs: live.Inputs, table: pd.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its drafts may be too many to enumerate, as here."""
+    (tmp_path / "blocks_ours.py").write_text(OURS)
+    monkeypatch.chdir(tmp_path)
+    own = [f"blocks_ours.py:{name}" for name in ("whole", "bare", "tree", "bare+block")]
+    rows = run(inputs, schemes=own, top_k=[0])
+    assert set(rows["scheme"]) == {*own}
+    assert (rows.loc[rows["scheme"] != own[0], "blocks"] % 1 == 0).all(), "counted live"
+    assert (rows.loc[rows["scheme"] == own[0], "blocks"] % 1 != 0).any(), "expected counts"
+    counted = run(inputs, schemes=[own[0]], timed=2, ceiling=True)
+    known = table[table["scheme"] == "k_seq"]
+    np.testing.assert_allclose(counted["blocks"], known["blocks"], err_msg="a built-in verifier under another name")

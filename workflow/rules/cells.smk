@@ -68,7 +68,7 @@ rule conformance:
     log:
         "results/{run}/logs/conformance/{verifier}.log",
     wildcard_constraints:
-        verifier=r"\w[\w.-]*",
+        verifier=r"[\w.-]+",
     conda:
         "../../envs/cpu.yaml"
     threads: threads_of("conformance")

@@ -91,7 +91,8 @@ def short(name: str) -> str:
     """
     own, plus, tail = name.partition("+")
     found = OWN.fullmatch(own)
-    return f"{Path(found[1]).stem}.{found[2]}{plus}{tail}" if found else name
+    parts = [re.sub("[^A-Za-z0-9_]", "-", part) for part in (Path(found[1]).stem, found[2])] if found else []
+    return f"{'.'.join(parts)}{plus}{tail}" if found else name
 
 
 def check_own(name: str, arguments: Sequence[str] = ()) -> None:

@@ -9,17 +9,20 @@ from draftlab.files.registries import choice, is_own, names
 TOKENS, PATHS, TREES = (names("core.verify", f"{kind}_VERIFIERS") for kind in ("TOKEN", "PATH", "TREE"))
 """Verifiers of one position, of one path and of a tree."""
 
+TAILS = tuple(name for name in PATHS if name not in TOKENS)
+# A tail verifies drawn tokens, and ranked ones are not drawn.
+WITH_TAIL = tuple(f"{name}+{tail}" for name in TOKENS if name != "ranked" for tail in TAILS)
+LIVE = ("plain", *TOKENS, *TAILS, *TREES, *WITH_TAIL)
+"""What the stages ``live`` and ``blocks`` know."""
+
 if TYPE_CHECKING:
     Verifier = str
     Scheme = str
     LiveScheme = str
 else:
-    TAILS = tuple(name for name in PATHS if name not in TOKENS)
-    # A tail verifies drawn tokens, and ranked ones are not drawn.
-    WITH_TAIL = (f"{name}+{tail}" for name in TOKENS if name != "ranked" for tail in TAILS)
     Verifier = choice(TOKENS + TREES)
     Scheme = choice(TOKENS + names("stages.acceptance", "PATHS"))
-    LiveScheme = choice(["plain", *TOKENS, *TAILS, *TREES, *WITH_TAIL], tails=TAILS)
+    LiveScheme = choice(LIVE, tails=TAILS)
 
 
 REPLAYED_PATHS, REPLAYED_TREES = {"single", "block"}, {"greedy_block", "optimal_block"}

@@ -12,6 +12,7 @@ from pydantic import Field, field_validator, model_validator
 from draftlab.core.measure import Measure
 from draftlab.core.settings import NonNegativeInt
 from draftlab.errors import UserError
+from draftlab.files.registries import is_own
 from draftlab.progress import progress
 from draftlab.stages._batches import by_batch
 from draftlab.stages._decoding import Inputs
@@ -176,10 +177,15 @@ def _count(group: Iterable[Contender], texts: Texts, settings: Settings) -> Iter
 
 
 def is_counted(contender: Contender) -> bool:
-    """Whether the verifier depends on the block so far only by the number of surviving drafts, and replay knows its tail."""
+    """Whether the verifier depends on the block so far only by the number of surviving drafts, and replay knows its tail.
+
+    One of the user's own without ``survivors`` is decoded live, because its drafts may be too many to enumerate.
+    """
     from draftlab.engine.replay_drafts import is_replayed
 
     verifier = contender.verifier
+    if is_own(verifier.name) and getattr(verifier, "survivors", None) is None and not hasattr(verifier, "stops"):
+        return False
     by_survivors = getattr(verifier, "stops", None) is None or getattr(verifier, "selected", None) is not None
     return by_survivors and is_replayed(contender.tail)
 
