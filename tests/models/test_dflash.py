@@ -112,6 +112,13 @@ def speculators(folder: Path, changed: dict[str, Any] | None = None, **config: A
 
 
 SLIDES = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 3, "use_sliding_window": True}
+DSPARK = {"markov_rank": 3, "markov_head_type": "vanilla", "enable_confidence_head": True}
+OF_DSPARK = {
+    "markov_head.markov_w1.weight": torch.arange(120.0).sin().view(40, 3),
+    "markov_head.markov_w2.weight": 3 * torch.arange(120.0).cos().view(40, 3),
+    "confidence_head.proj.weight": torch.ones(1, 19),
+    "confidence_head.proj.bias": torch.ones(1),
+}
 FORMS: dict[str, tuple[Form, Any]] = {
     "authors": (Form((2, 4, 6), 11, 5, (FULL, FULL)), released),
     "sliding_window": (Form((2, 4, 6), 11, 5, ((3, True), FULL)), functools.partial(released, **SLIDES)),
@@ -142,6 +149,30 @@ FORMS: dict[str, tuple[Form, Any]] = {
     "speculators_window_both_ways": (
         Form((2, 4, 6), 12, 5, ((3, False), FULL)),
         functools.partial(speculators, sliding_window_non_causal=True, **SLIDES),
+    ),
+    "dspark": (
+        Form((2, 4, 6), 11, 5, (FULL, FULL), from_anchor=True),
+        functools.partial(
+            released,
+            changed=OF_DSPARK | {"lm_head.weight": torch.arange(640.0).cos().view(40, 16)},
+            architectures=["Qwen3DSparkModel"],
+            dflash_config=None,
+            mask_token_id=11,
+            target_layer_ids=[1, 3, 5],
+            **DSPARK,
+        ),
+    ),
+    "speculators_dspark": (
+        Form((2, 4, 6), 12, 5, ((3, True), FULL)),
+        functools.partial(
+            speculators,
+            changed=OF_DSPARK | {"markov_head.markov_w2.weight": OF_DSPARK["markov_head.markov_w2.weight"][:30].clone()},
+            architectures=["DSparkSpeculator"],
+            speculators_model_type="dspark",
+            sample_from_anchor=False,
+            **DSPARK,
+            **SLIDES,
+        ),
     ),
     "no_norms_of_heads": (
         Form((2, 4, 6), 11, 5, (FULL, FULL)),
@@ -188,8 +219,8 @@ def turned(heads: Tensor, places: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def by_definition(weights: dict[str, Tensor], text: list[int], form: Form) -> Tensor:
-    """Logits of the tokens after ``text``, of which the target has not read the last one: [block - 1, vocab]."""
+def by_definition(weights: dict[str, Tensor], text: list[int], form: Form, before: int) -> Tensor:
+    """Logits of the tokens after ``text``, of which the target has not read the last one, if the token ``before`` comes before each: [new, vocab]."""
     known = len(text) - 1
     taken = torch.cat([streams_of(text[:-1])[layer] for layer in form.layers], -1)
     context = norm(taken @ weights["fc.weight"].T, weights["hidden_norm.weight"])
@@ -216,11 +247,14 @@ def by_definition(weights: dict[str, Tensor], text: list[int], form: Form) -> Te
         inner = norm(hidden, part["post_attention_layernorm.weight"])
         gate = torch.nn.functional.silu(inner @ part["mlp.gate_proj.weight"].T)
         hidden = hidden + (gate * (inner @ part["mlp.up_proj.weight"].T)) @ part["mlp.down_proj.weight"].T
-    normed = norm(hidden, weights["norm.weight"])[1:]
+    normed = norm(hidden, weights["norm.weight"])[0 if form.from_anchor else 1 :]
+    found = normed @ weights.get("lm_head.weight", TARGET.vocab_weight).T
+    if "markov_head.markov_w1.weight" in weights:
+        found = found + weights["markov_head.markov_w1.weight"][before] @ weights["markov_head.markov_w2.weight"].T
     if "d2t" not in weights:
-        return normed @ TARGET.vocab_weight.T
-    logits = torch.full((len(normed), 40), -torch.inf)
-    logits[:, torch.arange(30) + weights["d2t"]] = normed @ weights["lm_head.weight"].T
+        return found
+    logits = torch.full((len(found), 40), -torch.inf)
+    logits[:, torch.arange(30) + weights["d2t"]] = found
     return logits
 
 
@@ -236,7 +270,7 @@ def test_each_prediction_is_that_of_the_definition(formed: tuple[Form, Path]) ->
     assert found.shape == (3, 7, 40)
     torch.testing.assert_close(some, found[:, [1, 5]])
     for depth, (row, place) in itertools.product(range(1, 4), enumerate([4, 5, 6, 7, 5, 6, 7])):
-        wanted = by_definition(weights, text[: place - depth + 1], form)[depth - 1]
+        wanted = by_definition(weights, text[: place - depth + 1], form, text[place - 1])[depth - 1]
         torch.testing.assert_close(found[depth - 1, row], wanted, atol=1e-4, rtol=1e-4)
 
 
@@ -247,7 +281,7 @@ def test_a_prompt_of_one_token_has_no_text_before_it(folder: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     for depth, place in itertools.product(range(1, 4), range(1, 8)):
         if depth < place:  # some text lies before the block
-            wanted = by_definition(weights, text[: place - depth + 1], model.form)[depth - 1]
+            wanted = by_definition(weights, text[: place - depth + 1], model.form, text[place - 1])[depth - 1]
             torch.testing.assert_close(found[depth - 1, place - 1], wanted, atol=1e-4, rtol=1e-4)
     assert found.isfinite().all()
 
@@ -275,7 +309,8 @@ def test_every_form_is_decoded_and_learnt_as_it_is_replayed(formed: tuple[Form, 
     ours, theirs = (load_file(each / "model.safetensors") for each in (tmp_path / "again", head))
     assert ours.keys() == theirs.keys()
     fixed = {name for name in ours if torch.equal(ours[name], theirs[name])}
-    assert fixed == {"embed_tokens.weight", "d2t", "t2d"} & ours.keys(), "the target's embedding stays, all else learns"
+    stay = {"embed_tokens.weight", "d2t", "t2d", "confidence_head.proj.weight", "confidence_head.proj.bias"}
+    assert fixed == stay & ours.keys(), "all else learns"
     assert read_object(tmp_path / "again/config.json") == read_object(head / "config.json")
     with torch.no_grad():
         torch.testing.assert_close(
@@ -316,10 +351,13 @@ def test_it_learns_on_traffic_and_leaves_the_target_alone(folder: Path) -> None:
     assert all(torch.equal(a, b) for a, b in zip(before, TARGET.parameters(), strict=True))
 
 
-def test_sampled_text_follows_the_targets_distribution(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["DFlashDraftModel", "Qwen3DSparkModel"])
+def test_sampled_text_follows_the_targets_distribution(kind: str, tmp_path: Path) -> None:
     target = deep(6)
     of_head = {"vocab_size": 6, "dflash_config": {"mask_token_id": 4, "target_layer_ids": [1, 3, 5]}}
-    model = on_target(released(tmp_path / "head", **of_head), 2, target)
+    further = {name: value[:6].clone() for name, value in OF_DSPARK.items()} if "DSpark" in kind else {}
+    of_head |= {"architectures": [kind], **(DSPARK if further else {})}
+    model = on_target(released(tmp_path / "head", further, **of_head), 2, target)
     options = {"sampling": Sampling(1.0), "generator": torch.Generator().manual_seed(0), "draft_len": 2}
     drawn = itertools.islice(second_tokens(target, model, [1, 2, 3, 5], **options), 5000)
     assert check_samples(drawn, Budget(5000, 1e-3, 0)).lossless
@@ -366,7 +404,7 @@ def test_a_log_is_distilled_and_replayed_with_it(pair: Path, tmp_path: Path) -> 
 
 REFUSED: dict[str, dict[str, Any]] = {
     "with this DFlash2DraftModel cannot be read": {"architectures": ["DFlash2DraftModel"]},
-    "with this sample_from_anchor": {"sample_from_anchor": True},
+    "with this markov_head_type": {"architectures": ["Qwen3DSparkModel"], "markov_head_type": "rnn"},
     "with this output_multiplier": {"output_multiplier": 0.5},
     "with this use_swa": {"dflash_config": CONFIG["dflash_config"] | {"use_swa": True}},
     "with this attention_bias": {"attention_bias": True},
@@ -393,7 +431,9 @@ def test_what_cannot_be_read_is_refused_by_name(message: str, tmp_path: Path) ->
 
 def test_what_it_cannot_do_is_refused(folder: Path, tmp_path: Path) -> None:
     alone = load_model(folder)
-    with pytest.raises(UserError, match=r"it is a head of EAGLE-3 or DFlash, .*run only experiments that distil it"):
+    with pytest.raises(
+        UserError, match=r"it is a head of EAGLE-3, DFlash or DSpark, .*run only experiments that distil it"
+    ):
         alone.answer_logits([[1, 2]], [[3]])
     with pytest.raises(UserError, match="16 channels and 40 tokens, not 16 and 50"):
         on_target(folder, target=deep(50))

@@ -440,10 +440,10 @@ def test_what_it_cannot_do_is_refused(folder: Path, tmp_path: Path) -> None:
     alone, options = load_model(folder), {"draft_len": 3, "max_new_tokens": 4, "eos_ids": []}
     for call in (alone.decoder, functools.partial(alone.answer_logits, [[1, 2]], [[3]])):
         with pytest.raises(
-            UserError, match=r"head: it is a head of EAGLE-3 or DFlash, .*run only experiments that distil it"
+            UserError, match=r"head: it is a head of EAGLE-3, DFlash or DSpark, .*run only experiments that distil it"
         ):
             call()
-    with pytest.raises(UserError, match=r"it is a head of EAGLE-3 or DFlash, .*convert_hf_to_gguf.py HEAD"):
+    with pytest.raises(UserError, match=r"it is a head of EAGLE-3, DFlash or DSpark, .*convert_hf_to_gguf.py HEAD"):
         export(folder, tmp_path / "head.gguf")
     with pytest.raises(UserError, match="leave parallel out"):
         of_blocks(alone, TARGET, 3, parallel=True)
@@ -459,7 +459,7 @@ def test_what_it_cannot_do_is_refused(folder: Path, tmp_path: Path) -> None:
         "attention_bias": {"attention_bias": True},
         "layer_types": {"layer_types": ["sliding_attention"]},
         "use_aux_hidden_state": {"eagle_config": {"use_aux_hidden_state": False}},
-        "speculators_model_type 'dspark'": {"speculators_model_type": "dspark"},
+        "speculators_model_type 'hydra'": {"speculators_model_type": "hydra"},
     }
     for number, (name, config) in enumerate(odd.items()):
         with pytest.raises(UserError, match=f"with this {name} cannot be read"):

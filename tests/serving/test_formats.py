@@ -472,7 +472,7 @@ def test_a_head_of_eagle_3_is_served_as_one(tmp_path: Path) -> None:
     (tmp_path / "head/config.json").write_text(
         json.dumps({"model_type": "", "architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 32000})
     )
-    for draft, more in (("owner/head", {"eagle3": True}), (str(tmp_path / "head"), {})):
+    for draft, more in (("owner/head", {"head": "eagle3"}), (str(tmp_path / "head"), {})):
         emit.emit(draft_len=3, target="T", draft=draft, alpha=0.7, out=tmp_path / "out", **more)
         files = {file.name for file in (tmp_path / "out").iterdir()}
         settings = {"vllm.json", "vllm_synthetic.json", "sglang.sh", "sglang_adaptive.json", "tensorrt_llm_upper.yaml"}
@@ -532,7 +532,7 @@ def test_a_head_of_dflash_is_known_by_its_folder_or_by_a_flag(tmp_path: Path) ->
     own = {"dflash_config": {"mask_token_id": 9, "target_layer_ids": [1, 5], "block_size": 8}}
     (tmp_path / "head").mkdir()
     write_json(tmp_path / "head/config.json", {"architectures": ["DFlashDraftModel"], "vocab_size": 10} | own)
-    for draft, more in ((str(tmp_path / "head"), {}), ("owner/head", {"dflash": True})):
+    for draft, more in ((str(tmp_path / "head"), {}), ("owner/head", {"head": "dflash"})):
         out = tmp_path / "out"
         emit.emit(draft_len=5, target="T", draft=draft, out=out, **more)
         assert {path.name for path in out.iterdir()} == {
@@ -554,9 +554,21 @@ def test_a_head_of_dflash_is_known_by_its_folder_or_by_a_flag(tmp_path: Path) ->
     file = engines.settings_for("llama-cpp", Deployment("T.gguf", "H.gguf", 3, head="dflash", parallel=True))
     assert words_after(file.command, "--spec-type") == "draft-dflash"
     with pytest.raises(UserError, match="transformers drafts token after token, and this draft proposes a block"):
-        emit.emit(("transformers",), draft_len=3, target="T", draft="owner/head", dflash=True, out=tmp_path / "other")
-    with pytest.raises(UserError, match="two kinds of heads"):
-        emit.emit(draft_len=3, target="T", draft="owner/head", dflash=True, eagle3=True, out=tmp_path / "other")
+        emit.emit(("transformers",), draft_len=3, target="T", draft="owner/head", head="dflash", out=tmp_path / "other")
+
+
+def test_a_head_of_dspark_is_served_by_its_own_method(tmp_path: Path) -> None:
+    """Its block is as long as what it drafts; TensorRT-LLM does not serve it."""
+    out = tmp_path / "out"
+    emit.emit(draft_len=5, target="T", draft="owner/head", head="dspark", out=out)
+    assert {path.name for path in out.iterdir()} == {"README.md", "vllm.json", "sglang.sh"}
+    config = json.loads((out / "vllm.json").read_text())
+    assert (config["method"], config["num_speculative_tokens"]) == ("dspark", 5)
+    flags = words_after(command := (out / "sglang.sh").read_text(), "--speculative-dspark-block-size")
+    assert (flags, words_after(command, "--speculative-algorithm")) == ("5", "DSPARK")
+    assert "--speculative-num-draft-tokens" not in command
+    file = engines.settings_for("llama-cpp", Deployment("T.gguf", "H.gguf", 3, head="dspark", parallel=True))
+    assert words_after(file.command, "--spec-type") == "draft-dspark"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The loop's four verbs with a head of DFlash: it reads the target's states as keys and values, and fills in a block in one pass."""
+"""The loop's four verbs with a head of DFlash or DSpark: it reads the target's states as keys and values, and fills in a block in one pass."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from draftlab.engine.on_states import StatesPair
-from draftlab.engine.parallel import choose_at_once
+from draftlab.engine.parallel import choose_at_once, choose_next, one_after_the_other
 from draftlab.engine.policy import Proposal
 from draftlab.models import TokenIds
 from draftlab.models.dflash import DFlash, Seen
@@ -40,9 +40,19 @@ class DFlashPair(StatesPair[DFlash]):
         self.draft_cache.extend(self.before, counts)
         places = torch.tensor(self.draft_cache.lengths, device=self.unread.device)[:, None]
         states = self.draft.states_of(self.unread, places, self.draft_cache.text())[:, 0]
-        wanted = states[:, 1 : 1 + min(self.draft_len, max(left))]
+        first = 0 if self.draft.form.from_anchor else 1
+        wanted = states[:, first : first + min(self.draft_len, max(left))]
         logits = linear(wanted, self.draft.draft.vocab_weight)
-        return choose_at_once(spread(logits, self.draft.kept, self.draft.vocab_size), self.policy)
+        if self.draft.markov is None:
+            return choose_at_once(self._spread(logits), self.policy)
+        chosen, before = list[tuple[Tensor, Tensor | None]](), self.unread[:, 0]
+        for of_place in logits.unbind(1):
+            chosen.append(choose_next(self._spread(of_place + self.draft.markov(before)), self.policy))
+            before = chosen[-1][0]
+        return one_after_the_other(chosen)
+
+    def _spread(self, logits: Float[Tensor, "*rows head"]) -> Float[Tensor, "*rows vocab"]:
+        return spread(logits, self.draft.kept, self.draft.vocab_size)
 
 
 class TextCache:

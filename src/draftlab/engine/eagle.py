@@ -8,9 +8,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from draftlab.core.sampling import draft_tokens, most_probable, to_probs
 from draftlab.engine.on_states import StatesPair
-from draftlab.engine.parallel import propose_at_once, read_block
+from draftlab.engine.parallel import choose_next, one_after_the_other, propose_at_once, read_block
 from draftlab.engine.policy import Proposal
 from draftlab.models import TokenIds
 from draftlab.models.batching import pad_rows
@@ -42,7 +41,7 @@ class EaglePair(StatesPair[Eagle | Eagle3]):
 
     def propose(self, left: Sequence[int]) -> Proposal:
         """Read the fresh tokens with the target's states, then draft token after token, or all at once if the draft is parallel."""
-        policy, sampling, fresh = self.policy, self.policy.draft_samplings[0], pad_rows(self.fresh)
+        policy, fresh = self.policy, pad_rows(self.fresh)
         counts = [len(tokens) for tokens in self.fresh]
         known = [length + count for length, count in zip(self.draft_cache.lengths, counts, strict=True)]
         device, length = self.unread.device, min(self.draft_len, max(left))
@@ -53,20 +52,14 @@ class EaglePair(StatesPair[Eagle | Eagle3]):
         states = self._read(fresh.to(device), self.before, own=False)
         state = states[torch.arange(len(counts), device=device), torch.tensor(counts, device=device) - 1]
         self.draft_cache.crop(known)
-        tokens, distributions = list[Tensor](), list[Tensor]()
-        for place in range(length):
-            if place:
-                state = self._read(tokens[-1][:, None], state[:, None], own=True)[:, -1]
+        chosen = list[tuple[Tensor, Tensor | None]]()
+        for _ in range(length):
+            if chosen:
+                state = self._read(chosen[-1][0][:, None], state[:, None], own=True)[:, -1]
             logits = self.drafter.project(self.drafter.norm(state, self.drafter.last_norm))
-            if policy.is_greedy:
-                tokens.append(most_probable(logits))
-                continue
-            assert policy.generator is not None
-            distributions.append(to_probs(logits, sampling))
-            tokens.append(draft_tokens(distributions[-1][:, None], policy.drafting, policy.generator)[:, 0])
+            chosen.append(choose_next(logits, policy))
         self.draft_cache.crop(known)
-        drawn_from = torch.stack(distributions, 1)[:, None] if distributions else None
-        return Proposal(torch.stack(tokens, -1)[:, None], drawn_from)
+        return one_after_the_other(chosen)
 
     def _read(
         self, tokens: Int[Tensor, "batch new"], before: Float[Tensor, "batch new width"], *, own: bool

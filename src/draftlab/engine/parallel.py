@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from draftlab.core.sampling import draft_tokens, most_probable, to_probs
@@ -62,6 +62,22 @@ def read_block(
     cache.crop(known)
     rows = torch.arange(batch, device=fresh.device)[:, None]
     return states[rows, count - 1 + torch.arange(length, device=fresh.device)]
+
+
+def choose_next(logits: Float[Tensor, "batch vocab"], policy: Policy) -> tuple[Int[Tensor, " batch"], Tensor | None]:
+    """The next token of each request, and the distribution from which it was drawn; None if it is the most probable one."""
+    if policy.is_greedy:
+        return most_probable(logits), None
+    assert policy.generator is not None
+    probs = to_probs(logits, policy.draft_samplings[0])
+    return draft_tokens(probs[:, None], policy.drafting, policy.generator)[:, 0], probs
+
+
+def one_after_the_other(chosen: Sequence[tuple[Tensor, Tensor | None]]) -> Proposal:
+    """A sequence whose tokens were chosen by ``choose_next``."""
+    tokens, probs = zip(*chosen, strict=True)
+    drawn_from = None if probs[0] is None else torch.stack(probs, 1)[:, None]
+    return Proposal(torch.stack(tokens, -1)[:, None], drawn_from)
 
 
 def propose_at_once(drafter: LlamaDecoder, states: Float[Tensor, "batch length width"], policy: Policy) -> Proposal:

@@ -190,7 +190,7 @@ def _open_pair(
             return MedusaPair(heads, decoder, prompts, max_new_tokens, policy)
         case Eagle() | Eagle3() | DFlash() as draft:
             if not isinstance(decoder, LlamaDecoder):
-                what = "a head of EAGLE-3 or DFlash drafts live only for models of the Llama family"
+                what = "a head of EAGLE-3, DFlash or DSpark drafts live only for models of the Llama family"
                 raise UserError(what, remedy="replay it on recorded answers: live: false")
             if isinstance(draft, DFlash):
                 return DFlashPair(draft, decoder, prompts, draft_len, max_new_tokens, policy)

@@ -34,7 +34,7 @@ LLAMAS = {
 """The decoders that the project's Llama can be, by the ``model_type`` in config.json, and transformers' class of each."""
 HEADS = "heads.safetensors"
 """The weights of a draft on its target's states, which only a run that has the target can open."""
-HEAD_ALONE = "it is a head of EAGLE-3 or DFlash, which reads its target's states"
+HEAD_ALONE = "it is a head of EAGLE-3, DFlash or DSpark, which reads its target's states"
 ONLY_DISTIL = "run only experiments that distil it: docs/own.md, a released head"
 CONVERT_HEAD = "python convert_hf_to_gguf.py HEAD --target-model-dir TARGET --outfile HEAD.gguf"
 """How llama.cpp's own tool makes a GGUF file of a head, which takes the tokenizer and the layers to read from the target's folder."""
@@ -47,8 +47,10 @@ LLAMA_3_ROPE = tuple(field.name for field in dataclasses.fields(RopeScaling))
 TOOL_TEMPLATE = "additional_chat_templates/tool_use.jinja"
 """Where transformers writes the chat template for requests with tools, if it is another one."""
 
-Head = Literal["", "eagle3", "dflash"]
+Head = Literal["", "eagle3", "dflash", "dspark"]
 """A kind of head on its target's states, by vLLM's names; empty: a draft that is a language model."""
+IN_BLOCKS = ("dflash", "dspark")
+"""The heads that always fill in a block."""
 
 STRICT = ConfigDict(strict=True, extra="allow", frozen=True, allow_inf_nan=False)
 
@@ -227,9 +229,21 @@ def is_head(config: Mapping[str, Any]) -> bool:
 
 
 def is_dflash(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json is that of a head of DFlash."""
+    """Whether a config.json is that of a head of DFlash, or of DSpark, which extends it."""
     named = any("DFlash" in name for name in config.get("architectures") or ())
-    return named or config.get("speculators_model_type") == "dflash"
+    return named or config.get("speculators_model_type") == "dflash" or is_dspark(config)
+
+
+def is_dspark(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json is that of a head of DSpark."""
+    named = any("DSpark" in name for name in config.get("architectures") or ())
+    return named or config.get("speculators_model_type") == "dspark"
+
+
+def drafts_from_anchor(config: Mapping[str, Any]) -> bool:
+    """Whether the first row of a block of DFlash, that of the known token, drafts too: the block then has as many new tokens as rows. DSpark's does,
+    unless config.json says otherwise."""
+    return bool(config.get("sample_from_anchor", is_dspark(config)))
 
 
 def is_head_folder(model: Path | str) -> bool:
@@ -241,7 +255,8 @@ def head_in(model: Path | str) -> Head:
     """Which head is in the folder of a model; none in that of a language model, or where the model is on the hub, which is not known yet."""
     if not is_head_folder(model):
         return ""
-    return "dflash" if is_dflash(read_config(model)) else "eagle3"
+    config = read_config(model)
+    return "dspark" if is_dspark(config) else "dflash" if is_dflash(config) else "eagle3"
 
 
 def mask_token_of(config: Mapping[str, Any]) -> int | None:
@@ -267,7 +282,7 @@ def longest_draft(model: Path | str) -> float:
     """The most tokens that the draft in a folder proposes at once: a head of DFlash fills in one block. Infinite for others."""
     config = read_config(model)
     block = (config.get("dflash_config") or {}).get("block_size", config.get("block_size"))
-    return (block or DFLASH_BLOCK) - 1 if is_dflash(config) else math.inf
+    return (block or DFLASH_BLOCK) - (not drafts_from_anchor(config)) if is_dflash(config) else math.inf
 
 
 def layers_read(config: Mapping[str, Any], folder: Path) -> tuple[int, ...] | None:

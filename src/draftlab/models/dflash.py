@@ -14,6 +14,13 @@ otherwise. As in ``models.eagle``, the distribution of a token depends on where 
 
 The head always fills in a whole block, as it was trained; a shorter draft is the beginning of it.
 
+A head of DSpark (Cheng et al. 2026, in the repository DeepSpec) extends this. The row of x_t drafts, too: each row predicts the token after it. And a vector m
+of the token before it, of low rank, adds to the logits of a token,
+
+    logits of x_(t+d) = head(norm(h_(t+d-1))) + M_2 m(x_(t+d-1)),
+
+so that the tokens of a block are chosen one after the other. Its confidence head, which engines may use, is kept as it is.
+
 ``load`` gives a ``DFlashHead``, and ``DFlash`` is the draft on a target. ``save`` writes the same layout, which vLLM (``"method": "dflash"``) and
 SGLang (``DFLASH``) serve.
 """
@@ -21,7 +28,7 @@ SGLang (``DFLASH``) serve.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,6 +53,8 @@ from draftlab.models.released_heads import HeadOnTarget, ReleasedHead, load_draf
 from draftlab.models.rotary import rotate, rotation_table
 from draftlab.models.weights import fitting, read_weights, write_model
 
+MARKOV, CONFIDENCE = "markov_head.", "confidence_head."
+"""How the names of DSpark's further weights begin."""
 TOGETHER = 64
 """Blocks of a request that are computed at once: of long answers, attention over all blocks would not fit in memory."""
 
@@ -70,14 +79,35 @@ class Fusion(nn.Module):
         return mixed
 
 
+class Markov(nn.Module):
+    """What a head of DSpark adds to the logits of a token, given the one before it. The names of its weights are those in released files."""
+
+    def __init__(self, vocab: int, rank: int, head: int) -> None:
+        super().__init__()
+        self.markov_w1 = nn.Embedding(vocab, rank)
+        self.markov_w2 = nn.Linear(rank, head, bias=False)
+
+    def forward(self, before: Int[Tensor, " rows"]) -> Float[Tensor, "rows head"]:
+        return linear(self.markov_w1(before), self.markov_w2.weight)
+
+
 class DFlashHead(ReleasedHead):
-    """The weights of a head of DFlash."""
+    """The weights of a head of DFlash or DSpark; those of a confidence head are ``kept_as_they_are``."""
 
     fusion: Fusion
 
-    def __init__(self, draft: Llama, fusion: Fusion, form: Form, config: dict[str, Any], folder: Path) -> None:
+    def __init__(
+        self,
+        draft: Llama,
+        fusion: Fusion,
+        markov: Markov | None,
+        form: Form,
+        config: dict[str, Any],
+        folder: Path,
+        kept_as_they_are: Mapping[str, Tensor],
+    ) -> None:
         super().__init__(draft, fusion, config, folder)
-        self.form = form
+        self.markov, self.form, self.kept_as_they_are = markov, form, dict(kept_as_they_are)
 
 
 class DFlash(HeadOnTarget):
@@ -88,8 +118,9 @@ class DFlash(HeadOnTarget):
     def __init__(self, head: DFlashHead, target: LanguageModel, depth: int) -> None:
         super().__init__(head, target, depth, head.fusion.fc.in_features // len(head.form.layers))
         self.form, self.layers = head.form, head.form.layers_of(self.target.num_layers)
-        if depth >= self.form.block:
-            what = f"it drafts at most {self.form.block - 1} tokens at once, not {depth}"
+        self.markov, self.kept_as_they_are = head.markov, head.kept_as_they_are
+        if depth > self.form.longest:
+            what = f"it drafts at most {self.form.longest} tokens at once, not {depth}"
             raise UserError(what, file=head.folder, remedy="set draft_len and draft_lens to no more")
 
     def seen(self, states: Float[Tensor, "batch len states"], places: Int[Tensor, "#batch len"]) -> list[Seen]:
@@ -129,7 +160,8 @@ class DFlash(HeadOnTarget):
         found = torch.cat([self.states_of(part[0], part[1], text) for part in parts], 1)
         rows, last = chosen // window.shape[1], chosen % window.shape[1]  # the token before the predicted one
         begin = (last - torch.arange(self.depth, device=self.device)[:, None]).clamp_min(0)
-        return linear(found[rows, begin, last + 1 - begin], self.draft.vocab_weight)
+        logits = linear(found[rows, begin, last + (not self.form.from_anchor) - begin], self.draft.vocab_weight)
+        return logits if self.markov is None else logits + self.markov(tokens.flatten()[positions])
 
     def of_target(self, cache: LlamaCache, states: Float[Tensor, "rows width"]) -> Float[Tensor, "rows states"]:
         """What it reads of the target: the states at the tokens that the ``cache`` read last."""
@@ -137,8 +169,10 @@ class DFlash(HeadOnTarget):
 
     def save(self, folder: Path | str) -> None:
         """Write the head with the config.json that it came with."""
+        further = {} if self.markov is None else self.markov.state_dict()
+        tensors = self.released() | {f"{MARKOV}{name}": value for name, value in further.items()}
         with atomic_dir(folder) as temporary:
-            write_model(temporary, self.config, self.released())
+            write_model(temporary, self.config, tensors | self.kept_as_they_are)
             seal(temporary)
 
 
@@ -213,5 +247,12 @@ def load(folder: Path | str, dtype: torch.dtype = torch.float32, device: torch.d
         with torch.device("meta"):
             fusion = Fusion(states, config.hidden_size, config.rms_norm_eps)
         fusion.load_state_dict({name: tensors.pop(name).to(dtype) for name in fusion.state_dict()}, assign=True)
+        markov = None
+        if rank := fields.get("markov_rank"):
+            with torch.device("meta"):
+                markov = Markov(config.vocab_size, rank, config.head_tokens or config.vocab_size)
+            state = {name: tensors.pop(f"{MARKOV}{name}").to(dtype) for name in markov.state_dict()}
+            markov.load_state_dict(state, assign=True)
+        unused = {name: tensors.pop(name) for name in list(tensors) if name.startswith(CONFIDENCE)}
         draft = load_draft(config, tensors, dtype)
-    return DFlashHead(draft, fusion, form, read_object(folder / "config.json"), folder)
+    return DFlashHead(draft, fusion, markov, form, read_object(folder / "config.json"), folder, unused)

@@ -1,4 +1,4 @@
-"""What config.json of a head of DFlash says beside the sizes. ``models.released_heads`` has the layouts of the files.
+"""What config.json of a head of DFlash or DSpark says beside the sizes. ``models.released_heads`` has the layouts of the files.
 
 DFlash's authors write it into ``dflash_config`` or at the top level, the speculators library at the top level.
 """
@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from draftlab.errors import UserError
-from draftlab.models.config import DFLASH_BLOCK, mask_token_of, unsupported_settings
+from draftlab.models.config import DFLASH_BLOCK, drafts_from_anchor, mask_token_of, unsupported_settings
 
 USUAL: dict[str, tuple[Any, ...]] = {
-    "speculators_model_type": ("dflash",),
+    "speculators_model_type": ("dflash", "dspark"),
     "projector_type": ("dflash",),
-    "sample_from_anchor": (False,),
+    "markov_head_type": ("vanilla",),
     "shift_label": (False,),
     "input_embedding_scale": (1,),
     "output_multiplier": (1,),
@@ -37,7 +37,8 @@ class Form:
     - `layers`: before which of the target's layers the states are taken, counted from 0, in ascending order. The number of layers stands for the
       states after the last one, before its norm
     - `mask`: the token that the head reads for every later token of a block
-    - `block`: the tokens of a block, the known one among them
+    - `block`: the rows of a block, that of the known token among them
+    - `from_anchor`: the row of the known token drafts the first new token, and each row the token after it (DSpark)
     - `windows`: for each layer of the head how many tokens back it sees (None: all), and whether a token sees no later one
     """
 
@@ -45,6 +46,12 @@ class Form:
     mask: int
     block: int
     windows: tuple[tuple[int | None, bool], ...]
+    from_anchor: bool = False
+
+    @property
+    def longest(self) -> int:
+        """The new tokens of a block."""
+        return self.block - (not self.from_anchor)
 
     def layers_of(self, target_layers: int) -> tuple[int, ...]:
         """``layers`` for a target of so many layers; a ``UserError`` if it lacks one of them."""
@@ -74,7 +81,7 @@ def read_form(config: Mapping[str, Any], folder: Path) -> Form:
     block = stated.get("block_size") or DFLASH_BLOCK
     if type(block) is not int or block < 2:
         raise UserError(f"block_size: {block!r} is no number above 1", file=file, remedy="fetch the head again")
-    return Form(_layers(config, nested, file), mask, block, _windows(config, nested, file))
+    return Form(_layers(config, nested, file), mask, block, _windows(config, nested, file), drafts_from_anchor(config))
 
 
 def _layers(config: Mapping[str, Any], nested: Mapping[str, Any], file: Path) -> tuple[int, ...]:

@@ -89,9 +89,7 @@ class OnTarget(nn.Module, Generic[Target]):
 def as_readable(model: LanguageModel) -> ReadableTarget:
     """The model, if it is a decoder between whose layers a draft can read."""
     if not isinstance(model, ReadableTarget) or not model.num_layers:
-        what = (
-            "a head of EAGLE-3 or DFlash reads the states between the layers of a decoder, and this target shows none"
-        )
+        what = "a head of EAGLE-3, DFlash or DSpark reads the states between the layers of a decoder, and this target shows none"
         raise UserError(what, remedy="use a decoder-only target")
     return model
 

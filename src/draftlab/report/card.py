@@ -14,7 +14,7 @@ from draftlab import __version__
 from draftlab.core.stats import ENOUGH
 from draftlab.errors import UserError
 from draftlab.files.atomic import write_text
-from draftlab.models.config import CONVERT_HEAD, Head, drafts_in_parallel, head_in
+from draftlab.models.config import CONVERT_HEAD, IN_BLOCKS, Head, drafts_in_parallel, head_in
 from draftlab.serving import engines
 from draftlab.serving.verdict_format import NAMES, Option, Verdict
 
@@ -84,7 +84,7 @@ def text(judged: Verdict, draft: str, options: Sequence[Option], *, head: Head =
     ]
     if not head:
         lines += ["", WIDEN if parallel else WIDEN + EXPORT]
-    elif head == "dflash" or not parallel:
+    elif head in IN_BLOCKS or not parallel:
         lines += ["", CONVERT]
     for engine, name in ENGINES.items():
         able = [option for option in options if engine == "llama.cpp" or option.name in ("distilled", "kept_learning")]

@@ -15,7 +15,7 @@ from draftlab.core.settings import Count
 from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_dir, check_replaceable
 from draftlab.files.json_files import read_object
-from draftlab.models.config import drafts_in_parallel, head_in
+from draftlab.models.config import IN_BLOCKS, Head, drafts_in_parallel, head_in
 from draftlab.serving import records
 from draftlab.serving.acceptance import from_alpha
 from draftlab.serving.engines import EMITTERS, Deployment, EngineFile, merged, settings_for
@@ -139,8 +139,7 @@ def emit(
     confidence: float = 0.0,
     lookup: bool = False,
     suffix: bool = False,
-    eagle3: bool = False,
-    dflash: bool = False,
+    head: Head = "",
     parallel: bool = False,
     out: Path,
 ) -> None:
@@ -161,8 +160,7 @@ def emit(
     - `confidence`: a block ends early where the draft's token has a lower probability than this, or with --suffix all its tokens together; 0: never
     - `lookup`: prompt lookup drafts first, and the draft where it finds nothing; without --draft, prompt lookup alone
     - `suffix`: suffix decoding drafts, without a model
-    - `eagle3`: the draft is a head of EAGLE-3; a folder with one is recognized without this
-    - `dflash`: the draft is a head of DFlash, likewise
+    - `head`: the draft is a released head of this kind; a folder with one is recognized without this
     - `parallel`: the draft proposes a block in one pass, as PARD and P-EAGLE do; a folder is recognized without this
     - `out`: the folder to write
     """
@@ -173,15 +171,12 @@ def emit(
     of_a_draft = {
         "--alpha": alpha,
         "--acceptance": acceptance,
-        "--eagle3": eagle3,
-        "--dflash": dflash,
+        "--head": head,
         "--parallel": parallel,
         "--greedy": greedy,
     }
-    if not draft and (given := [flag for flag, value in of_a_draft.items() if value not in (None, False)]):
+    if not draft and (given := [flag for flag, value in of_a_draft.items() if value not in (None, False, "")]):
         raise UserError(f"{given[0]} is for a draft model", remedy=f"leave out {given[0]}, or give --draft")
-    if eagle3 and dflash:
-        raise UserError("two kinds of heads", remedy="give either --eagle3 or --dflash")
     if alpha is not None and acceptance is not None:
         raise UserError("two acceptances", remedy="give either --alpha or --acceptance")
     measured = records.acceptance(acceptance) if acceptance else None
@@ -200,8 +195,8 @@ def emit(
         confidence=confidence,
         lookup=lookup,
         suffix=suffix,
-        head="eagle3" if eagle3 else "dflash" if dflash else head_in(draft) if draft else "",
-        parallel=parallel or dflash or (bool(draft) and drafts_in_parallel(draft)),
+        head=(kind := head or (head_in(draft) if draft else "")),
+        parallel=parallel or kind in IN_BLOCKS or (bool(draft) and drafts_in_parallel(draft)),
     )
     for written in write(pair, engine, out):
         print(f"{written.file}: {written.version}")

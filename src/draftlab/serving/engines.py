@@ -17,6 +17,7 @@ import yaml
 from draftlab.errors import UserError
 from draftlab.models.config import (
     CONVERT_HEAD,
+    IN_BLOCKS,
     LAYER_IDS,
     Head,
     hides_layers,
@@ -152,7 +153,7 @@ def _vllm_file(file: str, pair: Deployment, options: Mapping[str, Any], note: st
         "method": pair.head or "draft_model",
         "model": pair.draft,
         "num_speculative_tokens": pair.draft_len,
-        **({"parallel_drafting": True} if pair.parallel and pair.head != "dflash" else {}),
+        **({"parallel_drafting": True} if pair.parallel and pair.head not in IN_BLOCKS else {}),
         **options,
     }
     prefix, notes = "", [note] * bool(note)
@@ -193,13 +194,14 @@ METRICS = {"sglang": "--enable-metrics", "llama.cpp": "--metrics"}
 
 
 def sglang(pair: Deployment) -> EngineFile:
-    """An independent draft or a head of EAGLE-3: a chain (topk 1) of ``draft_len`` steps verifies one token more. A head of DFlash has no steps."""
-    steps = {} if pair.head == "dflash" else {"--speculative-num-steps": pair.draft_len, "--speculative-eagle-topk": 1}
+    """An independent draft or a head of EAGLE-3: a chain (topk 1) of ``draft_len`` steps verifies one token more. Heads of DFlash and DSpark have no steps."""
+    verified = {"--speculative-num-draft-tokens": pair.draft_len + 1}
+    chain = {"--speculative-num-steps": pair.draft_len, "--speculative-eagle-topk": 1, **verified}
+    own = {"dflash": verified, "dspark": {"--speculative-dspark-block-size": pair.draft_len}}
     flags = {
         "--speculative-algorithm": pair.head.upper() or "STANDALONE",
         "--speculative-draft-model-path": pair.draft,
-        **steps,
-        "--speculative-num-draft-tokens": pair.draft_len + 1,
+        **own.get(pair.head, chain),
     }
     launch = ["python", "-m", "sglang.launch_server", "--model-path", pair.target, METRICS["sglang"]]
     command = shlex.join(with_flags(launch, flags))
@@ -251,7 +253,7 @@ def _llama_server(file: str, pair: Deployment, options: Mapping[str, object], no
     if pair.lookup:  # the first that drafts something is used
         flags |= {"--spec-type": f"{LOOKUP},{kind}", **llama_cpp_lookup(pair.draft_len)}
     command = shlex.join(with_flags(["llama-server", METRICS["llama.cpp"]], flags))
-    first = {"eagle3": "PR #18039", "dflash": "PR #22105"}.get(pair.head, "PR #22964 (May 2026)")
+    first = {"eagle3": "PR #18039", "dflash": "PR #22105", "dspark": "PR #25173"}.get(pair.head, "PR #22964 (May 2026)")
     since = next((version for flag, version in SINCE.items() if flag in flags), first)
     return EngineFile(file, f"llama.cpp since {since}", f"{command}\n", command, note)
 
@@ -423,7 +425,9 @@ IN_PARALLEL = frozenset({"vllm", "vllm-synthetic", "tensorrt-llm-lower", "tensor
 READ_STATES = frozenset({"vllm", "vllm-synthetic", "sglang", "llama-cpp", "tensorrt-llm-upper"})
 """Engines for which settings of a head are written; ``sglang-adaptive`` for one of EAGLE-3, too."""
 PART_OF_BLOCK = "draftlab measured the first {0} tokens of a whole block; an engine may let the head fill in {0} alone"
-"""A note for a head of DFlash that drafts less than it was trained for."""
+"""A note for a head of DFlash or DSpark that drafts less than it was trained for."""
+ABLE = {"dflash": READ_STATES, "dspark": READ_STATES - {"tensorrt-llm-upper"}}
+"""Engines for which settings of a head that fills in a block are written."""
 OF_P_EAGLE = frozenset({"vllm", "vllm-synthetic"})
 """Engines for which settings of a head of P-EAGLE are written."""
 
@@ -438,7 +442,7 @@ def settings_for(engine: str, pair: Deployment) -> EngineFile:
     if pair.lookup and engine not in LOOKS_UP:
         remedy = f"leave out --lookup, or name {' or '.join(sorted(LOOKS_UP))}"
         raise UserError(f"{engine} drafts in one way alone", remedy=remedy)
-    able = READ_STATES if pair.head == "dflash" else OF_P_EAGLE if pair.head else IN_PARALLEL
+    able = ABLE.get(pair.head, OF_P_EAGLE if pair.head else IN_PARALLEL)
     if pair.parallel and engine not in able:
         what = f"{engine} drafts token after token, and this draft proposes a block in one pass"
         raise UserError(what, remedy="name vllm")
@@ -448,6 +452,6 @@ def settings_for(engine: str, pair: Deployment) -> EngineFile:
         what = f"no settings of a head are written for {engine}"
         raise UserError(what, remedy=f"name {', '.join(sorted(READ_STATES))}")
     written = EMITTERS[engine](pair)
-    if pair.head == "dflash" and is_head_folder(pair.draft) and pair.draft_len < longest_draft(pair.draft):
+    if pair.head in IN_BLOCKS and is_head_folder(pair.draft) and pair.draft_len < longest_draft(pair.draft):
         return replace(written, note="; ".join(filter(None, [written.note, PART_OF_BLOCK.format(pair.draft_len)])))
     return written
