@@ -135,7 +135,7 @@ def recorded(requests: int, answer: int, vocab: int, keep: int) -> int:
     return requests * answer * (2 * vocab if vocab <= WHOLE_VOCAB else keep * 6 + 2)
 
 
-def host(weights: int, passes: int, pairs: int, work: int) -> int:
+def host(weights: int, passes: int = 0, logits: int = 0, work: int = 0) -> int:
     """The host memory that a job requests: ``weights`` in files and in memory; recorded ``passes``, by dataset and joined into a stream;
-    ``pairs`` of float32 logits and their distributions; and, on a CPU, the ``work`` itself."""
-    return 2 * weights + SPARE * (PROCESS + 2 * passes + 3 * pairs + work)
+    recorded ``logits`` in float32 and their distributions; and, on a CPU, the ``work`` itself."""
+    return 2 * weights + SPARE * (PROCESS + 2 * passes + 3 * logits + work)

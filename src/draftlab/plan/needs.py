@@ -125,14 +125,14 @@ def _model(run: Run, pair: str, role: str) -> Job:
     recipe, model = settings.models[role], model_of(settings, role)
     if model is None:
         disk = _stored(recipe.model)
-        return Job(rule, pair, role, host=host(disk, 0, 0, 0) if disk else None, disk=disk)
+        return Job(rule, pair, role, host=host(disk) if disk else None, disk=disk)
     sizes, disk = model.sizes, model.sizes.parameters * (model.stored or 4)
     if recipe.model:
         is_local = Path(recipe.model).exists() or recipe.model.startswith(PREFIX)
-        return Job(rule, pair, role, host=host(disk if is_local else min(disk, SHARD), 0, 0, 0), disk=disk)
+        return Job(rule, pair, role, host=host(disk if is_local else min(disk, SHARD)), disk=disk)
     work = training(sizes, recipe.batch, recipe.context, recipe.context, 0, head=recipe.head)
     base = model_of(settings, "target") if recipe.design != "scratch" else None
-    return Job(rule, pair, role, host=host(base.sizes.parameters * 4 if base else 0, 0, 0, work), disk=disk)
+    return Job(rule, pair, role, host=host(base.sizes.parameters * 4 if base else 0, work=work), disk=disk)
 
 
 def rows_of(pair: Pair, context: int) -> int:
