@@ -88,27 +88,18 @@ def test_topics_are_told_by_the_classifier_of_the_scale(checkout):
     assert set(cells) == {"alimazhar-110/website_classification@abc123"}
 
 
-def measured(checkout, run, *config):
-    """Pretend that a run measured a cell of shapes; the words that ask for it again."""
-    cell = f"results/{run}/cells/osd_latency_length/all"
+def test_other_sizes_of_an_architecture_and_another_model_in_a_folder_rerun_what_measures_them(checkout):
+    small_llama(32, 0).save(checkout / "own")
+    cell = "results/shapes_cpu-target/cells/osd_latency_length/all"
     (checkout / cell).mkdir(parents=True)
     for name in ("cell.json", "rows.csv", "run.json"):
         (checkout / cell / name).touch()
-    words = ["--config", "scale=shapes_cpu", *config, "--", f"{cell}/rows.csv"]
+    words = ["--config", "scale=shapes_cpu", "target=own", "--", f"{cell}/rows.csv"]
     snakemake(checkout, "--touch", "--force", *words)
     assert "Nothing to be done" in snakemake(checkout, "-n", *words)
-    return words
-
-
-def test_other_sizes_of_an_architecture_rerun_what_measures_it(checkout):
-    words, sizes = measured(checkout, "shapes_cpu"), "vicuna-7b,llama,4096,11008,"
-    with edited(checkout / "workflow/models.csv", f"{sizes}32", f"{sizes}40"):
+    draft = "llama-160m,llama,768,3072,"
+    with edited(checkout / "workflow/models.csv", f"{draft}12", f"{draft}13"):
         assert set(jobs(snakemake(checkout, "-n", *words))) == {"latency_length"}
-
-
-def test_other_content_of_a_folder_that_stands_for_an_architecture_reruns_what_measures_it(checkout):
-    small_llama(32, 0).save(checkout / "own")
-    words = measured(checkout, "shapes_cpu-target", "target=own")
     small_llama(64, 0).save(checkout / "own")
     assert set(jobs(snakemake(checkout, "-n", *words))) == {"latency_length"}
 

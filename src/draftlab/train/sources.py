@@ -88,8 +88,7 @@ def student(scene: Scene, requests: Sequence[int], generator: Generator) -> Samp
 def mix_request(scene: Scene, requests: Sequence[int], generator: Generator) -> Samples:
     """A fair coin decides for each whole answer whether it comes from the target or from the draft."""
     coins = _flip_coins(len(requests), generator)
-    parts = {True: [r for r, c in zip(requests, coins, strict=True) if c]}
-    parts[False] = [r for r, c in zip(requests, coins, strict=True) if not c]
+    parts = {own: [r for r, coin in zip(requests, coins, strict=True) if coin == own] for own in (True, False)}
     drawn = {
         by_target: iter((teacher if by_target else student)(scene, part, generator).cut([1] * len(part)))
         for by_target, part in parts.items()
