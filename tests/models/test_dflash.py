@@ -25,6 +25,7 @@ from draftlab.engine.replay import replay
 from draftlab.engine.speculate import speculate
 from draftlab.errors import UserError
 from draftlab.files.json_files import read_object, write_json
+from draftlab.files.weights import active_parameter_count
 from draftlab.models import LanguageModel, load_model
 from draftlab.models.config import drafts_in_parallel, is_head_folder
 from draftlab.models.dflash import DFlash, DFlashHead
@@ -400,6 +401,15 @@ def test_a_log_is_distilled_and_replayed_with_it(pair: Path, tmp_path: Path) -> 
     for _, same in measured.groupby("epoch"):
         counts = same.groupby("measured")[["accepted", "blocks", "emitted"]].sum()
         assert counts.loc["live"].tolist() == counts.loc["replay"].tolist()
+
+
+def test_a_token_reads_the_targets_vocabulary_and_half_of_dsparks_matrices(tmp_path: Path) -> None:
+    """That is how its cost is told from the target's. Rows that are looked up cost nothing."""
+    layers = 2 * sum(map(math.prod, OF_LAYER.values())) + 16 * 48 + 2 * 16
+    assert active_parameter_count(released(tmp_path / "dflash")) == layers + 40 * 16
+    own = {"embed_tokens.weight": torch.ones(40, 16), "lm_head.weight": torch.ones(40, 16)}
+    dspark = released(tmp_path / "dspark", OF_DSPARK | own, architectures=["Qwen3DSparkModel"], **DSPARK)
+    assert active_parameter_count(dspark) == layers + 40 * 16 + 40 * 3 + 1
 
 
 REFUSED: dict[str, dict[str, Any]] = {

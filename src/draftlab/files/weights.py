@@ -16,6 +16,8 @@ from draftlab.files.seals import sealed_digest, verify
 
 HEAD, EMBEDDING, EXPERT, FUSION = "lm_head.weight", "embed_tokens.weight", ".experts.", "fc.weight"
 """The names of a head, the end of an embedding's, a part of an expert's, and that of the first product of a released head (EAGLE-3, DFlash)."""
+LOOKED_UP = (EMBEDDING, "markov_w1.weight", "confidence_head.proj.weight")
+"""The ends of the names of weights of which a token reads one row, or none: the second is DSpark's."""
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """Under which names config.json has the number of experts in a layer."""
 POINTER = b"version https://git-lfs"
@@ -87,7 +89,7 @@ def active_parameter_count(folder: Path) -> int:
     share = used / experts if used and experts else 1.0
     if FUSION in sizes and HEAD not in sizes:
         sizes[HEAD] = config["vocab_size"] * config["hidden_size"]
-    looked_up = EMBEDDING if HEAD in sizes else ()
+    looked_up = LOOKED_UP if HEAD in sizes else ()
     read = (size * (share if EXPERT in name else 1) for name, size in sizes.items() if not name.endswith(looked_up))
     return round(sum(read))
 
