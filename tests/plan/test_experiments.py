@@ -489,7 +489,7 @@ def test_a_wrong_scale_is_refused(tmp_path, old, new, message):
         ({"dataset": "nonexistent.jsonl"}, "dataset: no such file or folder"),
         ({"sizes": "nonexistent.yaml"}, r"nonexistent.yaml: No such file .*\(check the path"),
         ({"target": "/nonexistent"}, r"target: no such .*\(check the path; a hub id is"),
-        ({"target": "package:nosuch"}, "target: no such"),
+        ({"target": "package:nosuch"}, r"target: no such package: nosuch \(.* package:smollm2-135m-instruct\)"),
         ({"raw": "package:smollm2-135m-instruct"}, "raw: no such"),
         ({"draft": "./owner/name"}, "draft: no such"),
         ({"draft": "~/model"}, "draft: no such"),

@@ -162,8 +162,11 @@ def check_models(models: Mapping[str, str], source: Path | str) -> None:
     """Check that models, by the key that names them in ``source``, exist; a model ``owner/name`` that does not is left to the hub."""
     for key, name in models.items():
         _check_name(key, name, source)
-        if package_of(name) in PACKAGES:
+        if (package := package_of(name)) in PACKAGES:
             continue
+        if package and not os.path.exists(name):
+            remedy = "the packaged model is package:smollm2-135m-instruct"
+            raise UserError(f"{key}: no such package: {package}", file=source, remedy=remedy)
         if os.path.exists(name):
             _check_model(key, name, source)
         else:
