@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -30,6 +31,17 @@ class UserError(Exception):
     def __reduce__(self) -> tuple[functools.partial[UserError], tuple[()]]:
         """Pickle the error with all its parts, so that it can come from another process."""
         return functools.partial(UserError, self.what, remedy=self.remedy, file=self.file, line=self.line), ()
+
+
+@contextlib.contextmanager
+def naming(file: Path | str) -> Iterator[None]:
+    """Let a ``UserError`` that names no file name this one: mathematics does not know whose numbers it gets."""
+    try:
+        yield
+    except UserError as error:
+        if error.file is not None:
+            raise
+        raise UserError(error.what, file=file, remedy=error.remedy) from None
 
 
 def fault_in(function: object, what: str, remedy: str) -> UserError:

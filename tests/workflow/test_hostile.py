@@ -324,6 +324,20 @@ def test_a_template_of_the_models_own_runs_in_a_sandbox(folder: Path, draftlab: 
     assert not (folder / "ran").exists()
 
 
+@pytest.mark.parametrize("fault", ["weights", "template"])
+def test_the_model_that_answers_is_named_with_what_is_wrong_in_it(fault: str, folder: Path, draftlab: Draftlab) -> None:
+    weights = folder / "models/target/model.safetensors"
+    if fault == "weights":
+        save_file({name: tensor * float("nan") for name, tensor in load_file(weights).items()}, weights)
+        (weights.parent / "sealed.json").unlink(missing_ok=True)
+    else:
+        (weights.parent / "chat_template.jinja").write_text("{% for %}")
+    code, said = draftlab(*ANSWER.split(), "--template", "plain" if fault == "weights" else "own")
+    assert code == 1
+    wrong = "logits.* hold NaN" if fault == "weights" else "the chat template fails: "
+    assert re.search(f"draftlab: error: models/target: {wrong}", said)
+
+
 @pytest.mark.parametrize("name", ["../secret.safetensors", "/etc/passwd", "sub/part.safetensors"])
 @pytest.mark.parametrize("command", [ANSWER, EXPORT])
 def test_an_index_of_weights_names_no_file_elsewhere(command: str, name: str, folder: Path, draftlab: Draftlab) -> None:

@@ -19,6 +19,7 @@ from draftlab.engine.fitting import fitting
 from draftlab.engine.recording import Part, TargetPass, collect, is_pass, record
 from draftlab.engine.server import Server
 from draftlab.engine.settings import Answering, Answers
+from draftlab.errors import naming
 from draftlab.files.atomic import check_replaceable
 from draftlab.files.digests import code_digest, sha256
 from draftlab.files.json_files import write_jsonl
@@ -47,7 +48,8 @@ def answer(
     tokenizer = load_tokenizer(target)
     with _open(target, settings, sampling) as model:
         limit = min(model.context_length, context or model.context_length)
-        kept, rejected = fitting(prompts, requests, tokenizer, settings, limit)
+        with naming(target):
+            kept, rejected = fitting(prompts, requests, tokenizer, settings, limit)
         if isinstance(model, Server):
             model.check_tokenizer(tokenizer)
             model.check_sampling()
@@ -59,18 +61,19 @@ def answer(
             recorded = _record_served(model, kept, settings.batch, tokenizer, sampling, seed, parts)
         else:
             device = "cpu" if settings.engine == "llama_cpp" else settings.device
-            recorded = record(
-                model,
-                kept,
-                max_new_tokens=settings.max_new_tokens,
-                eos_ids=tokenizer.eos_ids,
-                sampling=sampling,
-                generator=torch.Generator(device).manual_seed(seed),
-                batch_size=settings.batch,
-                batch_tokens=settings.batch_tokens,
-                keep=settings.keep,
-                parts=parts,
-            )
+            with naming(target):
+                recorded = record(
+                    model,
+                    kept,
+                    max_new_tokens=settings.max_new_tokens,
+                    eos_ids=tokenizer.eos_ids,
+                    sampling=sampling,
+                    generator=torch.Generator(device).manual_seed(seed),
+                    batch_size=settings.batch,
+                    batch_tokens=settings.batch_tokens,
+                    keep=settings.keep,
+                    parts=parts,
+                )
         engine = {"name": settings.engine} | getattr(model, "description", {})
     return dataclasses.replace(recorded, engine=engine), rejected
 

@@ -20,7 +20,7 @@ from jaxtyping import Float, Int
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from draftlab.errors import UserError, first_line
+from draftlab.errors import UserError, first_line, naming
 from draftlab.files.atomic import atomic_dir
 from draftlab.files.seals import seal
 from draftlab.files.weights import weight_files
@@ -317,19 +317,20 @@ def load(folder: Path | str, dtype: torch.dtype = torch.float32, device: torch.d
     if unusable := [*report["missing_keys"], *report["mismatched_keys"]]:
         raise UserError(f"no usable weight {unusable[0]!r}", file=folder, remedy="fetch or make the model again")
     model = HubModel(network.to(device or torch.device("cpu")).eval())
-    try:
-        with torch.inference_mode():
-            model.answer_logits([[0, 0]], [[0]])
-            model.prefill([[0, 0]], 1)
-            first, other = (model.answer_logits([[0]], [[token, 0]])[0] for token in (0, model.vocab_size - 1))
-            if not torch.allclose(first, other, rtol=1e-3, atol=1e-3, equal_nan=True):
-                what = f"{config.model_type} with this config sees the tokens after a position, too"
-                raise UserError(what, remedy="use a model with causal attention")
-    except UserError as error:
-        raise UserError(error.what, file=folder, remedy=error.remedy) from None
-    except Exception as error:  # a config may ask for anything
-        what = f"the model fails to read two tokens, at once or with a cache: {first_line(error)}"
-        raise UserError(what, file=folder, remedy="use another model") from None
+    with naming(folder):
+        try:
+            with torch.inference_mode():
+                model.answer_logits([[0, 0]], [[0]])
+                model.prefill([[0, 0]], 1)
+                first, other = (model.answer_logits([[0]], [[token, 0]])[0] for token in (0, model.vocab_size - 1))
+                if not torch.allclose(first, other, rtol=1e-3, atol=1e-3, equal_nan=True):
+                    what = f"{config.model_type} with this config sees the tokens after a position, too"
+                    raise UserError(what, remedy="use a model with causal attention")
+        except UserError:
+            raise
+        except Exception as error:  # a config may ask for anything
+            what = f"the model fails to read two tokens, at once or with a cache: {first_line(error)}"
+            raise UserError(what, remedy="use another model") from None
     return model
 
 
