@@ -78,6 +78,8 @@ works() {  # install the wheel, even over the same version built with other flag
     pip install -c envs/constraints.txt -e ".[dev]"
     .venv/bin/python -m draftlab.latency.self_check >>"$log" 2>&1
 }
+# Another checkout may use it, and venv makes none behind a link.
+[ ! -L .venv ] || fail ".venv is a link, which cannot be made anew (remove it, or if what it leads to is up to date: touch .venv/ready)"
 
 step "making .venv with $("$python" --version)"
 rm -f .venv/ready  # what is left of a setup that fails is not ready

@@ -215,6 +215,20 @@ def test_make_asks_for_another_venv_when_other_flags_are_named_or_its_python_is_
     assert makes()
 
 
+def test_the_venv_behind_a_link_is_left_as_it_is(checkout, tmp_path_factory):
+    shared = tmp_path_factory.mktemp("shared")
+    (checkout / ".venv").symlink_to(shared)
+    (shared / "mine").touch()
+    assert failure(checkout) == (
+        "draftlab: error: .venv is a link, which cannot be made anew (remove it, or if what it leads to is up to date: touch .venv/ready)"
+    )
+    (shared / "ready").touch()
+    plain = {"PATH": f"{checkout / 'bin'}:{os.environ['PATH']}", "HOME": str(checkout)}
+    done = subprocess.run(["envs/setup.sh"], cwd=checkout, env=plain, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert sorted(file.name for file in shared.iterdir()) == ["mine", "ready"]
+
+
 def test_no_compiler(checkout):
     (checkout / "bin/c++").unlink()
     assert "no C++ compiler found" in failure(checkout)
