@@ -156,3 +156,13 @@ def test_every_step_has_its_learning_rate_to_the_last_bit(tmp_path, monkeypatch,
         with contextlib.suppress(KeyboardInterrupt):
             training.fit(model, losses, schedule, optimizer=optimizer, checkpoint=tmp_path / "c.safetensors")
     assert used == [(step, formula(step)) for step in range(20)]
+
+
+def test_distributions_that_many_variants_share_are_read_once_for_their_digest(monkeypatch):
+    read = []
+    digest = training.digest
+    monkeypatch.setattr(training, "digest", lambda tensors: (read.append(len(tensors)), digest(tensors))[1])
+    shared, other = torch.zeros(3, 2), torch.ones(3, 2)
+    assert training.digest_of_recorded(shared, other) == training.digest_of_recorded(shared, other)
+    assert read == [2]
+    assert training.digest_of_recorded(shared, torch.zeros(3, 2)) != training.digest_of_recorded(shared, other)

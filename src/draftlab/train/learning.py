@@ -126,9 +126,8 @@ def _identity(scene: Scene, requests: Sequence[int], settings: Training) -> str:
     """The identity of a checkpoint: settings, code, the draft before training, and the target's answers that it learns from."""
     records = [scene.recorded.answers[request] for request in requests]
     text = repr([(record.prompt_ids, record.answer_ids) for record in records])
-    start, distributions = (
-        training.digest(tensors) for tensors in (dict(scene.draft.named_parameters()), scene.recorded.tensors)
-    )
+    start = training.digest(dict(scene.draft.named_parameters()))
+    distributions = training.digest_of_recorded(*scene.recorded.tensors.values())
     texts = hashlib.sha256(text.encode()).hexdigest()
     own = own_code(settings.model_dump())
     return f"{settings!r} {own} {scene.max_new_tokens} {code_digest(__name__)} {start} {texts} {distributions}"

@@ -217,7 +217,8 @@ def _identity(draft: LanguageModel, traffic: Traffic, settings: Serving) -> str:
     """The identity of a checkpoint: settings, code, the draft before learning, and the stream."""
     texts = [(record.prompt_ids, record.answer_ids) for record in traffic.answers.answers]
     stream = hashlib.sha256(repr([texts, traffic.request.tolist(), traffic.trains.tolist()]).encode()).hexdigest()
-    weights, distributions = training.digest(dict(draft.named_parameters())), training.digest(traffic.answers.tensors)
+    weights = training.digest(dict(draft.named_parameters()))
+    distributions = training.digest_of_recorded(*traffic.answers.tensors.values())
     return f"{settings!r} {code_digest(__name__)} {weights} {stream} {distributions}"
 
 
