@@ -139,6 +139,16 @@ def test_a_label_outside_a_trimmed_head_teaches_nothing() -> None:
     assert draft.grad.tolist() == [[0.0, 0.0, 0.0]]
 
 
+def test_a_token_outside_a_trimmed_head_adds_only_the_targets_entropy_to_the_forward_divergence() -> None:
+    draft, target = torch.tensor([[0.0, 1.0, -torch.inf]]).requires_grad_(), torch.tensor([[0.2, 0.3, 0.5]])
+    loss = LOSSES["forward_kl"](draft, target.log())
+    loss.sum().backward()
+    inside = draft.detach().softmax(-1)
+    expected = (target * target.log()).sum() - (target * inside.log())[0, :2].sum()
+    torch.testing.assert_close(loss.detach(), expected[None])
+    torch.testing.assert_close(draft.grad, torch.tensor([[0.5, 0.5, 0.0]]) * inside - torch.tensor([[0.2, 0.3, 0.0]]))
+
+
 @pytest.mark.parametrize("name", ["forward_kl", "reverse_kl", "jsd_0.5", "tvd", "hard_label", "jeffreys_0.9"])
 def test_a_second_derivative_is_refused(name: str) -> None:
     """A penalty on the gradient was a constant to autograd: it changed no update."""
