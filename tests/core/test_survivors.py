@@ -33,9 +33,9 @@ def check(verifier: TokenVerifier, position: Position, order: Order) -> None:
     at_target = position.at(position.target)
     kept = at_target > 1e-9
     written = Position(position.target[kept], [draft[kept] for draft in position.groups], position.token[kept])
-    oracle = verifier.enumerated_survivors(written, order)
-    for found, expected, chance in zip(actual[kept], oracle, at_target[kept], strict=True):
-        torch.testing.assert_close(found, expected / chance, rtol=0, atol=1e-11 / float(chance) ** 0.5 + 1e-12)
+    oracle, chance = verifier.enumerated_survivors(written, order).flatten(1), at_target[kept]
+    errors = (actual[kept].view_as(oracle) - oracle / chance[:, None]).abs().amax(1)
+    assert (errors <= 1e-11 / chance.sqrt() + 1e-12).all(), errors
     torch.testing.assert_close(actual.flatten(1).sum(-1), torch.ones(len(actual), dtype=torch.float64))
 
 
@@ -43,7 +43,7 @@ def check(verifier: TokenVerifier, position: Position, order: Order) -> None:
 @pytest.mark.parametrize("name", CLOSED)
 def test_identical_drafts(name: str, drafts: int) -> None:
     seen = 0
-    for target, draft in random_pairs(60, seed=drafts, largest=5 if drafts < 3 else 4):
+    for target, draft in random_pairs(40, seed=drafts, largest=5 if drafts < 3 else 4):
         vocab = len(target)
         position = Position(target.expand(vocab, -1), [draft.expand(vocab, -1)], torch.arange(vocab))
         check(CLOSED[name], position, (0,) * drafts)
