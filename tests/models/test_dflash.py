@@ -146,6 +146,12 @@ FORMS: dict[str, tuple[Form, Any]] = {
         functools.partial(released, changed={"embed_tokens.weight": torch.arange(640.0).sin().view(40, 16)}),
     ),
     "speculators": (Form((2, 4, 6), 12, 5, (FULL, FULL)), speculators),
+    "speculators_whole_vocabulary": (
+        Form((2, 4, 6), 12, 5, (FULL, FULL)),
+        functools.partial(
+            speculators, changed=dict.fromkeys(("lm_head.weight", "d2t", "t2d")), draft_vocab_size=40
+        ),
+    ),
     "speculators_window": (Form((2, 4, 6), 12, 5, ((3, True), FULL)), functools.partial(speculators, **SLIDES)),
     "speculators_window_both_ways": (
         Form((2, 4, 6), 12, 5, ((3, False), FULL)),
@@ -407,6 +413,8 @@ def test_a_token_reads_the_targets_vocabulary_and_half_of_dsparks_matrices(tmp_p
     """That is how its cost is told from the target's. Rows that are looked up cost nothing."""
     layers = 2 * sum(map(math.prod, OF_LAYER.values())) + 16 * 48 + 2 * 16
     assert active_parameter_count(released(tmp_path / "dflash")) == layers + 40 * 16
+    whole = dict.fromkeys(("lm_head.weight", "d2t", "t2d"))
+    assert active_parameter_count(speculators(tmp_path / "whole", whole, draft_vocab_size=40)) == layers + 40 * 16
     own = {"embed_tokens.weight": torch.ones(40, 16), "lm_head.weight": torch.ones(40, 16)}
     dspark = released(tmp_path / "dspark", OF_DSPARK | own, architectures=["Qwen3DSparkModel"], **DSPARK)
     assert active_parameter_count(dspark) == layers + 40 * 16 + 40 * 3 + 1

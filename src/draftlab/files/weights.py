@@ -84,7 +84,7 @@ def active_parameter_count(folder: Path) -> int:
     A released head without weights of its own for the vocabulary, such as DFlash's, reads those of its target.
     """
     config, sizes = _config(folder), _sizes(folder)
-    config = config.get("text_config") or config
+    config = config.get("text_config") or config.get("transformer_layer_config") or config
     used, experts = config.get("num_experts_per_tok"), next(filter(None, map(config.get, EXPERTS)), None)
     share = used / experts if used and experts else 1.0
     if FUSION in sizes and HEAD not in sizes:
