@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,10 @@ from draftlab.models.config import drafts_in_parallel, is_head_folder
 from draftlab.models.dflash import DFlash, DFlashHead
 from draftlab.models.dflash_files import Form
 from draftlab.models.eagle import of_blocks
+from draftlab.models.llama import Llama
 from draftlab.stages import offline, replay_log
 from draftlab.stages._stage import Bench
+from draftlab.train import training
 from draftlab.train.learning import train
 from draftlab.train.sources import Scene
 from tests.engine.test_speculate import EOS
@@ -356,6 +359,19 @@ def test_it_learns_on_traffic_and_leaves_the_target_alone(folder: Path) -> None:
     untrained, model = on_target(folder), learnt(folder)
     assert replay(model, records(), 3).accepted.sum() >= 2 * replay(untrained, records(), 3).accepted.sum()
     assert all(torch.equal(a, b) for a, b in zip(before, TARGET.parameters(), strict=True))
+
+
+def test_its_checkpoint_has_only_what_learns(folder: Path, tmp_path: Path) -> None:
+    """Embedding and head of a tied target are one tensor, which safetensors does not write twice."""
+    tied = Llama(replace(TARGET.config, tie_word_embeddings=True)).initialise(torch.Generator().manual_seed(0))
+    model, other, path = (on_target(folder, target=tied), on_target(folder, target=tied), tmp_path / "it.safetensors")
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight += weight.requires_grad
+    training.save_checkpoint(path, "me", model, None, 3, {})
+    assert training.load_checkpoint(path, "me", other, None, {}) == 3
+    assert all(map(torch.equal, model.parameters(), other.parameters()))
+    assert not {"model.draft.embed", "model.draft.head"} & load_file(path).keys()
 
 
 @pytest.mark.parametrize("kind", ["DFlashDraftModel", "Qwen3DSparkModel"])

@@ -149,13 +149,18 @@ def save_checkpoint(
     step: int,
     notes: dict[str, Any],
 ) -> None:
-    """Write weights and optimizer moments after ``step`` updates as one safetensors file; without an optimizer, the weights alone."""
-    tensors = {f"model.{name}": value.contiguous() for name, value in model.named_parameters()}
+    """Write the weights that learn, and the optimizer's moments, after ``step`` updates as one safetensors file; without an optimizer, the weights."""
+    tensors = {f"model.{name}": value.contiguous() for name, value in _learning(model).items()}
     for index, state in (optimizer.state_dict()["state"] if optimizer else {}).items():
         tensors |= {f"optimizer.{index}.{name}": value.contiguous() for name, value in state.items()}
     metadata = {"identity": identity, "step": json.dumps(step), "notes": json.dumps(notes), "digest": digest(tensors)}
     with atomic_path(path, sum(tensor.nbytes for tensor in tensors.values())) as temporary:
         save_file(tensors, temporary, metadata=metadata)
+
+
+def _learning(model: Trainable) -> dict[str, nn.Parameter]:
+    """The weights that learn. Others are as they were, and may be shared with the target."""
+    return {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
@@ -186,11 +191,11 @@ def load_checkpoint(
         return 0
     if metadata.get("digest") != digest(tensors) or any(
         tensors.get(f"model.{name}", value.new_empty(0)).shape != value.shape
-        for name, value in model.named_parameters()
+        for name, value in _learning(model).items()
     ):
         return 0
     with torch.no_grad():
-        for name, value in model.named_parameters():
+        for name, value in _learning(model).items():
             value.copy_(tensors[f"model.{name}"])
     state: dict[int, dict[str, Tensor]] = {}
     for name, value in tensors.items():
