@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Generic, TypeVar
 
 from draftlab.data.json_rows import json_rows
 from draftlab.data.log_rows import is_log, log_rows
@@ -95,52 +95,48 @@ def _parse(file: io.BufferedReader, name: str, suffixes: Sequence[str], columns:
         yield from _text(file, name)
 
 
-class _Unzipped(io.RawIOBase):
+File = TypeVar("File", bound=io.BufferedIOBase)
+
+
+class _Changed(io.RawIOBase, Generic[File]):
+    """A file that is read in a way of its own: ``part`` gives the next bytes, at most ``size``."""
+
+    def __init__(self, file: File) -> None:
+        self.file = file
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return self.file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self.file.tell()
+
+    def readinto(self, buffer: Any) -> int:
+        part = self.part(len(buffer))
+        buffer[: len(part)] = part
+        return len(part)
+
+    def part(self, size: int) -> bytes:
+        raise NotImplementedError
+
+
+class _Unzipped(_Changed[gzip.GzipFile]):
     """A gzipped file that gives all it has before it fails; ``GzipFile`` loses what it unpacked in the same read."""
 
-    def __init__(self, file: gzip.GzipFile) -> None:
-        self.file = file
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        return self.file.seek(offset, whence)
-
-    def tell(self) -> int:
-        return self.file.tell()
-
-    def readinto(self, buffer: Any) -> int:
-        part = self.file.read1(len(buffer))
-        buffer[: len(part)] = part
-        return len(part)
+    def part(self, size: int) -> bytes:
+        return self.file.read1(size)
 
 
-class _UnixLines(io.RawIOBase):
+class _UnixLines(_Changed[io.BufferedReader]):
     """A file whose lines end with a lone carriage return, as old Macs wrote them, with line feeds in their place."""
 
-    def __init__(self, file: io.BufferedReader) -> None:
-        self.file = file
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        return self.file.seek(offset, whence)
-
-    def tell(self) -> int:
-        return self.file.tell()
-
-    def readinto(self, buffer: Any) -> int:
-        part = self.file.read(len(buffer)).replace(b"\r", b"\n")
-        buffer[: len(part)] = part
-        return len(part)
+    def part(self, size: int) -> bytes:
+        return self.file.read(size).replace(b"\r", b"\n")
 
 
 def _text(file: IO[bytes], name: str) -> Iterator[RawRow]:
