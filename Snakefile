@@ -62,11 +62,11 @@ except UserError as error:
 
 # Snakemake gives a job no more GPUs than the run has: it would fail when it starts, perhaps after hours of other jobs.
 GPUS = workflow.global_resources.get("gpu")
-HERE = GPUS and GPUS.value  # none: as many as are asked for
+LIMIT = GPUS and GPUS.value  # none: as many as are asked for
 WANTED = max((asked.gpu for asked in RUN.settings.needs.values()), default=0)
-if MEASURES and HERE is not None and WANTED > max(HERE, 1):
+if MEASURES and LIMIT is not None and WANTED > max(LIMIT, 1):
     raise WorkflowError(
-        f"a job asks for {WANTED} GPUs, but --resources gives the run {HERE}"
+        f"a job asks for {WANTED} GPUs, but --resources gives the run {LIMIT}"
         f" (say how many there are: --resources gpu={WANTED} exclusive=1)"
     )
 

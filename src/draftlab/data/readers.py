@@ -65,9 +65,8 @@ def read_rows(path: Path, columns: Sequence[str] = ()) -> Iterator[RawRow]:
         raise UserError("no such file", file=path, remedy="check the path") from None
     except IsADirectoryError:
         raise UserError("a folder, not a file", file=path, remedy="name a file in it") from None
-    except (
-        OSError
-    ) as error:  # of reading; it has no name, and a file that is being written from these rows would give its own
+    except OSError as error:
+        # Of reading: it has no name, and a file that is being written from these rows would give its own.
         error.filename = error.filename or name
         raise
 

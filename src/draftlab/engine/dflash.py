@@ -30,10 +30,8 @@ class DFlashPair(StatesPair[DFlash]):
         room: int,
     ) -> None:
         self.draft_cache = TextCache(self.draft, len(prompts), tokens.shape[1] + room)
-        known = [
-            max(len(prompt) - 2, 0) for prompt in prompts
-        ]  # the state before the last token is read with that token
-        self.draft_cache.extend(before[:, 1:-1], known)
+        # The state before the last token is read with that token.
+        self.draft_cache.extend(before[:, 1:-1], [max(len(prompt) - 2, 0) for prompt in prompts])
 
     def propose(self, left: Sequence[int]) -> Proposal:
         counts = [min(len(fresh), length) for fresh, length in zip(self.fresh, self.cache.lengths, strict=True)]
@@ -70,7 +68,6 @@ class TextCache:
         if not new:
             return
         at = torch.tensor(self.lengths, device=device)[:, None] + torch.arange(new, device=device)
-        at = at.clamp(max=self.store.shape[4] - 1)
         rows = torch.arange(len(states), device=device)[:, None]
         for number, seen in enumerate(self.draft.seen(states, at)):
             for which, values in enumerate(seen):

@@ -292,15 +292,20 @@ def layers_read(config: Mapping[str, Any], folder: Path) -> tuple[int, ...] | No
     layers after which they are taken, as SGLang reads it (sgl-project/sglang#25454).
     """
     stated, nested = config.get(LAYER_IDS), (config.get("eagle_config") or {}).get(LAYER_IDS)
-    layers = stated or nested
-    if not layers:
+    if not (stated or nested):
         return None
-    is_list = isinstance(layers, list) and all(type(layer) is int and layer >= 0 for layer in layers)
-    if not is_list or layers != sorted(layers):
-        what = f"{LAYER_IDS}: {layers!r} are not layers in ascending order"
-        raise UserError(what, file=folder / "config.json", remedy="fetch the head again")
+    layers = check_layers(LAYER_IDS, stated or nested, folder)
     is_after = not stated and layers[0] == 1
-    return tuple(layer + 1 if is_after else layer for layer in layers)
+    return tuple(layer + is_after for layer in layers)
+
+
+def check_layers(name: str, layers: object, folder: Path) -> list[int]:
+    """Layers that ``name`` gives in config.json; a ``UserError`` if they are none, or not in ascending order."""
+    is_list = isinstance(layers, list) and layers and all(type(layer) is int and layer >= 0 for layer in layers)
+    if not isinstance(layers, list) or not is_list or layers != sorted(layers):
+        what = f"{name}: {layers!r} are not layers in ascending order"
+        raise UserError(what, file=folder / "config.json", remedy="fetch the head again")
+    return layers
 
 
 def hides_layers(config: Mapping[str, Any]) -> bool:

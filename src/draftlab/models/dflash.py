@@ -45,11 +45,10 @@ from draftlab.models import LanguageModel, TokenIds
 from draftlab.models.batching import pad_requests
 from draftlab.models.config import read_config
 from draftlab.models.dflash_files import Form, read_form
-from draftlab.models.llama import Layer, Llama, block, llama_config
-from draftlab.models.llama_decoder import LlamaCache
+from draftlab.models.llama import Layer, Llama, block
 from draftlab.models.places import window_of
 from draftlab.models.products import linear
-from draftlab.models.released_heads import HeadOnTarget, ReleasedHead, load_draft
+from draftlab.models.released_heads import HeadOnTarget, ReleasedHead, config_of, load_draft
 from draftlab.models.rotary import rotate, rotation_table
 from draftlab.models.weights import fitting, read_weights, write_model
 
@@ -116,9 +115,8 @@ class DFlash(HeadOnTarget):
     fusion: Fusion
 
     def __init__(self, head: DFlashHead, target: LanguageModel, depth: int) -> None:
-        super().__init__(head, target, depth, head.fusion.fc.in_features // len(head.form.layers))
-        self.form, self.layers = head.form, head.form.layers_of(self.target.num_layers)
-        self.markov, self.kept_as_they_are = head.markov, head.kept_as_they_are
+        super().__init__(head, target, depth, head.fusion.fc.in_features, lambda _: head.form.layers)
+        self.form, self.markov, self.kept_as_they_are = head.form, head.markov, head.kept_as_they_are
         if depth > self.form.longest:
             what = f"it drafts at most {self.form.longest} tokens at once, not {depth}"
             raise UserError(what, file=head.folder, remedy="set draft_len and draft_lens to no more")
@@ -162,10 +160,6 @@ class DFlash(HeadOnTarget):
         begin = (last - torch.arange(self.depth, device=self.device)[:, None]).clamp_min(0)
         logits = linear(found[rows, begin, last + (not self.form.from_anchor) - begin], self.draft.vocab_weight)
         return logits if self.markov is None else logits + self.markov(tokens.flatten()[positions])
-
-    def of_target(self, cache: LlamaCache, states: Float[Tensor, "rows width"]) -> Float[Tensor, "rows states"]:
-        """What it reads of the target: the states at the tokens that the ``cache`` read last."""
-        return torch.cat(cache.taken, -1)
 
     def save(self, folder: Path | str) -> None:
         """Write the head with the config.json that it came with."""
@@ -236,9 +230,7 @@ def load(folder: Path | str, dtype: torch.dtype = torch.float32, device: torch.d
     fields = read_config(folder)
     form = read_form(fields, folder)
     tensors = read_weights(folder, device or torch.device("cpu"))
-    is_normed = any(name.endswith("self_attn.q_norm.weight") for name in tensors)
-    plain = {**fields, "model_type": "qwen3" if is_normed else "llama", "head_tokens": len(tensors.get("d2t", ()))}
-    config = llama_config(plain | {"tie_word_embeddings": False})
+    config = config_of(fields, tensors)
     with fitting(folder):
         states = tensors["fc.weight"].shape[-1]
         if states % len(form.layers):

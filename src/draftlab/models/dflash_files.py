@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from draftlab.errors import UserError
-from draftlab.models.config import DFLASH_BLOCK, drafts_from_anchor, mask_token_of, unsupported_settings
+from draftlab.models.config import DFLASH_BLOCK, check_layers, drafts_from_anchor, mask_token_of, unsupported_settings
 
 USUAL: dict[str, tuple[Any, ...]] = {
     "speculators_model_type": ("dflash", "dspark"),
@@ -53,13 +53,6 @@ class Form:
         """The new tokens of a block."""
         return self.block - (not self.from_anchor)
 
-    def layers_of(self, target_layers: int) -> tuple[int, ...]:
-        """``layers`` for a target of so many layers; a ``UserError`` if it lacks one of them."""
-        if self.layers[-1] > target_layers:
-            what = f"it reads the states before layer {self.layers[-1]} of a target of {target_layers} layers"
-            raise UserError(what, remedy="use the head of this target")
-        return self.layers
-
 
 def read_form(config: Mapping[str, Any], folder: Path) -> Form:
     """What the flat ``config`` of a head says; a ``UserError`` names the first setting by which it departs from every known form."""
@@ -81,18 +74,17 @@ def read_form(config: Mapping[str, Any], folder: Path) -> Form:
     block = stated.get("block_size") or DFLASH_BLOCK
     if type(block) is not int or block < 2:
         raise UserError(f"block_size: {block!r} is no number above 1", file=file, remedy="fetch the head again")
-    return Form(_layers(config, nested, file), mask, block, _windows(config, nested, file), drafts_from_anchor(config))
+    layers, windows = _layers(config, nested, folder), _windows(config, nested, file)
+    return Form(layers, mask, block, windows, drafts_from_anchor(config))
 
 
-def _layers(config: Mapping[str, Any], nested: Mapping[str, Any], file: Path) -> tuple[int, ...]:
-    """Before which layers the states are taken. DFlash's authors name the layers after which they are taken, speculators those before (vllm-project/vllm#40727)."""
+def _layers(config: Mapping[str, Any], nested: Mapping[str, Any], folder: Path) -> tuple[int, ...]:
+    """Before which layers the states are taken.
+
+    DFlash's authors name the layers after which they are taken, the speculators library those before (vllm-project/vllm#40727).
+    """
     name = "aux_hidden_state_layer_ids" if "speculators_model_type" in config else "target_layer_ids"
-    layers = nested.get(name, config.get(name))
-    is_list = isinstance(layers, list) and layers and all(type(layer) is int and layer >= 0 for layer in layers)
-    if not is_list or layers != sorted(layers):
-        raise UserError(
-            f"{name}: {layers!r} are not layers in ascending order", file=file, remedy="fetch the head again"
-        )
+    layers = check_layers(name, nested.get(name, config.get(name)), folder)
     return tuple(layer + (name == "target_layer_ids") for layer in layers)
 
 

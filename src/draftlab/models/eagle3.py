@@ -35,12 +35,11 @@ from draftlab.models import LanguageModel, TokenIds
 from draftlab.models.batching import pad_requests
 from draftlab.models.config import LAYER_IDS, hides_layers, read_config
 from draftlab.models.eagle3_files import MASK_STATE, Form, no_mask, read_form
-from draftlab.models.llama import Llama, llama_config
-from draftlab.models.llama_decoder import LlamaCache
+from draftlab.models.llama import Llama
 from draftlab.models.parallel_draft import masked
 from draftlab.models.places import logits_by_place
 from draftlab.models.products import linear
-from draftlab.models.released_heads import HeadOnTarget, ReleasedHead, load_draft
+from draftlab.models.released_heads import HeadOnTarget, ReleasedHead, config_of, load_draft
 from draftlab.models.weights import fitting, read_weights, write_model
 
 
@@ -94,9 +93,8 @@ class Eagle3(HeadOnTarget):
     """It does not read the first token of a text."""
 
     def __init__(self, head: Eagle3Head, target: LanguageModel, depth: int) -> None:
-        super().__init__(head, target, depth, head.fusion.fc.in_features // head.form.states)
+        super().__init__(head, target, depth, head.fusion.fc.in_features, head.form.layers_of)
         self.form, self.mask_state = head.form, head.mask_state
-        self.layers = head.form.layers_of(self.target.num_layers)
 
     @property
     def mask(self) -> Float[Tensor, " twice"] | None:
@@ -137,10 +135,6 @@ class Eagle3(HeadOnTarget):
         later = from_own if (mask := self.mask) is None else masked(mask)
         return logits_by_place(self.draft, first, later, self.depth, chosen)
 
-    def of_target(self, cache: LlamaCache, states: Float[Tensor, "rows width"]) -> Float[Tensor, "rows states"]:
-        """What it reads of the target: the states at the tokens that the ``cache`` read last."""
-        return torch.cat(cache.taken, -1)
-
     def save(self, folder: Path | str) -> None:
         """Write the head with the config.json that it came with; layers that this names in ``eagle_config`` are named for vLLM too."""
         layers = {LAYER_IDS: list(self.layers)} if hides_layers(self.config) else {}
@@ -169,10 +163,7 @@ def load(folder: Path | str, dtype: torch.dtype = torch.float32, device: torch.d
     tensors = read_weights(folder, device or torch.device("cpu"))
     if form.mask is None and MASK_STATE in tensors:
         raise no_mask(folder)
-    is_normed = any(name.endswith("self_attn.q_norm.weight") for name in tensors)
-    plain = {**fields, "model_type": "qwen3" if is_normed else "llama", "head_tokens": len(tensors.get("d2t", ()))}
-    config = llama_config(plain | {"tie_word_embeddings": False})
-    config = replace(config, on_states=True, norm_before_residual=form.norm_before_residual)
+    config = replace(config_of(fields, tensors), on_states=True, norm_before_residual=form.norm_before_residual)
     with fitting(folder):
         with torch.device("meta"):
             fusion = Fusion(form, tensors["fc.weight"].shape[-1], config.hidden_size, config.rms_norm_eps)

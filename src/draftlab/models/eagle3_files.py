@@ -51,12 +51,9 @@ class Form:
         return 3 if self.layers is None else len(self.layers)
 
     def layers_of(self, target_layers: int) -> tuple[int, ...]:
-        """``layers`` for a target of so many layers; a ``UserError`` if it lacks one of them."""
+        """``layers`` for a target of so many layers."""
         if self.layers is None:
             return states_read(target_layers)
-        if self.layers[-1] > target_layers:
-            what = f"it reads the states before layer {self.layers[-1]} of a target of {target_layers} layers"
-            raise UserError(what, remedy="use the head of this target")
         return self.layers
 
 

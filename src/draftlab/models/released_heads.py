@@ -8,19 +8,21 @@ the first layout; otherwise layers are named as a Llama's.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from draftlab.errors import UserError
 from draftlab.files.weights import HEAD
 from draftlab.models import LanguageModel
 from draftlab.models.config import HEAD_ALONE, ONLY_DISTIL
-from draftlab.models.llama import Llama, LlamaConfig
+from draftlab.models.llama import Llama, LlamaConfig, llama_config
+from draftlab.models.llama_decoder import LlamaCache
 from draftlab.models.llama_files import from_hub, to_hub
 from draftlab.models.on_target import OnTarget, ReadableTarget, as_readable
 from draftlab.models.places import ByPlace, checked_depth
@@ -58,12 +60,24 @@ class ReleasedHead(nn.Module):
 
 
 class HeadOnTarget(ByPlace, OnTarget[ReadableTarget]):
-    """A ``head`` on a target, of which it reads ``channels`` numbers of each state. ``depth``: the tokens of a block that it is trained and
-    replayed for."""
+    """A ``head`` on a target, which reads ``states`` numbers: the target's states before each of the layers that ``layers_of`` names for a target of
+    so many. ``depth``: the tokens of a block that it is trained and replayed for."""
 
-    def __init__(self, head: ReleasedHead, target: LanguageModel, depth: int, channels: int) -> None:
+    def __init__(
+        self,
+        head: ReleasedHead,
+        target: LanguageModel,
+        depth: int,
+        states: int,
+        layers_of: Callable[[int], tuple[int, ...]],
+    ) -> None:
         super().__init__(as_readable(target))
         self.depth, self.config = checked_depth(depth), head.config
+        self.layers = layers_of(self.target.num_layers)
+        if (last := self.layers[-1]) > self.target.num_layers:
+            what = f"it reads the states before layer {last} of a target of {self.target.num_layers} layers"
+            raise UserError(what, file=head.folder, remedy="use the head of this target")
+        channels = states // len(self.layers)
         self.draft, self.fusion = head.draft, head.fusion
         (tokens, width), made_for = self.draft.embed.shape, (self.target.embed.shape[1], self.target.vocab_size)
         if (channels, tokens) != made_for:
@@ -89,6 +103,10 @@ class HeadOnTarget(ByPlace, OnTarget[ReadableTarget]):
         """None: all of its weights are in its folder."""
         return 0
 
+    def of_target(self, cache: LlamaCache, states: Float[Tensor, "rows width"]) -> Float[Tensor, "rows states"]:
+        """What it reads of the target: the states at the tokens that the ``cache`` read last."""
+        return torch.cat(cache.taken, -1)
+
     def released(self) -> dict[str, Tensor]:
         """Its weights under the names that speculators and DFlash's authors give them."""
         tensors = to_hub(self.draft)
@@ -103,6 +121,13 @@ class HeadOnTarget(ByPlace, OnTarget[ReadableTarget]):
             among[kept] = True
             found |= {"d2t": kept - torch.arange(len(kept), device=kept.device), "t2d": among}
         return found
+
+
+def config_of(fields: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> LlamaConfig:
+    """The config of a head's layers, by the ``fields`` of config.json and the weights that are there."""
+    is_normed = any(name.endswith("self_attn.q_norm.weight") for name in tensors)
+    own = {"head_tokens": len(tensors.get("d2t", ())), "tie_word_embeddings": False}
+    return llama_config({**fields, **own, "model_type": "qwen3" if is_normed else "llama"})
 
 
 def load_draft(config: LlamaConfig, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Llama:

@@ -183,6 +183,8 @@ def emit(
     shown = measured or (from_alpha(alpha) if alpha is not None else None)
     requests, traffic = (measured.requests, acceptance.stem) if measured and acceptance else (0, "")
     ranges, longest = from_load(load, context, bool(draft)) if load is not None else ([], draft_len or 0)
+    if draft and not head:
+        head = head_in(draft)
     pair = Deployment(
         target,
         draft,
@@ -195,8 +197,8 @@ def emit(
         confidence=confidence,
         lookup=lookup,
         suffix=suffix,
-        head=(kind := head or (head_in(draft) if draft else "")),
-        parallel=parallel or kind in IN_BLOCKS or (bool(draft) and drafts_in_parallel(draft)),
+        head=head,
+        parallel=parallel or head in IN_BLOCKS or (bool(draft) and drafts_in_parallel(draft)),
     )
     for written in write(pair, engine, out):
         print(f"{written.file}: {written.version}")

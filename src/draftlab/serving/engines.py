@@ -38,8 +38,8 @@ class Deployment:
     """A pair, its draft lengths (``draft_len`` at most, ``ranges`` by batch), and its measured acceptance.
 
     A block ends where the draft's token has a probability below ``confidence``. With ``lookup``, prompt lookup drafts, and the draft only
-    where it finds nothing. Without a draft (an empty name) prompt lookup drafts alone, or with ``suffix`` suffix decoding. The draft may be a ``head`` on the target's states. A ``parallel`` draft proposes a block in one pass. ``requests`` and
-    ``traffic`` say what was measured.
+    where it finds nothing. Without a draft (an empty name) prompt lookup drafts alone, or with ``suffix`` suffix decoding. The draft may be a
+    ``head`` on the target's states. A ``parallel`` draft proposes a block in one pass. ``requests`` and ``traffic`` say what was measured.
     """
 
     target: str
@@ -194,7 +194,10 @@ METRICS = {"sglang": "--enable-metrics", "llama.cpp": "--metrics"}
 
 
 def sglang(pair: Deployment) -> EngineFile:
-    """An independent draft or a head of EAGLE-3: a chain (topk 1) of ``draft_len`` steps verifies one token more. Heads of DFlash and DSpark have no steps."""
+    """An independent draft or a head of EAGLE-3: a chain (topk 1) of ``draft_len`` steps verifies one token more.
+
+    Heads of DFlash and DSpark have no steps.
+    """
     verified = {"--speculative-num-draft-tokens": pair.draft_len + 1}
     chain = {"--speculative-num-steps": pair.draft_len, "--speculative-eagle-topk": 1, **verified}
     own = {"dflash": verified, "dspark": {"--speculative-dspark-block-size": pair.draft_len}}
