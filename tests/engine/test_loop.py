@@ -68,5 +68,6 @@ def test_every_verb_is_timed() -> None:
 
 def test_tokens_agree_up_to_the_first_that_differs() -> None:
     assert agreed([1, 2, 3], [1, 2]) == 2
+    assert agreed([1, 2], [1, 2, 3]) == 2
     assert agreed([1, 5, 3], [1, 2, 3]) == 1
     assert agreed([], []) == 0

@@ -88,12 +88,14 @@ def _cut(tokens: list[int], eos_ids: Collection[int]) -> list[int]:
     return tokens
 
 
-def agreed(tokens: Iterable[int], others: Sequence[int]) -> int:
-    """How many of the ``others`` equal ``tokens``, up to the first difference."""
-    for place, (a, b) in enumerate(zip(tokens, others, strict=False)):
+def agreed(tokens: Iterable[int], others: Iterable[int]) -> int:
+    """How many tokens both begin with."""
+    count = 0
+    for a, b in zip(tokens, others, strict=False):
         if a != b:
-            return place
-    return len(others)
+            break
+        count += 1
+    return count
 
 
 def close_gaps(keep: Sequence[bool]) -> list[int]:

@@ -17,7 +17,7 @@ from draftlab.core.verify.sequence import verify_sequences
 from draftlab.core.verify.single import single
 from draftlab.core.verify.token import TokenVerifier
 from draftlab.core.verify.tree import TreeVerifier
-from draftlab.engine.loop import Verification
+from draftlab.engine.loop import Verification, agreed
 from draftlab.errors import UserError
 from draftlab.models import LanguageModel
 from draftlab.models.medusa import Medusa
@@ -253,7 +253,8 @@ def _verify_greedy(
     length = tokens.shape[-1]
     both = torch.cat([tokens[:, 0], chosen[:, 0]], -1).tolist()  # one transfer from the device
     drafted, best = [row[:length] for row in both], [row[length:] for row in both]
-    agrees = [[float(a == b) for a, b in zip(*pair, strict=False)] for pair in zip(drafted, best, strict=True)]
-    accepted = [flags.index(0.0) if 0.0 in flags else length for flags in agrees]
+    pairs = list(zip(drafted, best, strict=True))
+    agrees = [[float(a == b) for a, b in zip(*pair, strict=False)] for pair in pairs]
+    accepted = [agreed(*pair) for pair in pairs]
     token = [row[count] for row, count in zip(best, accepted, strict=True)]
     return _without_padding(Verification(drafted, path, accepted, token, agrees, agrees), tree)

@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
 from draftlab.core.sampling import most_probable
+from draftlab.engine.loop import agreed
 from draftlab.engine.recording import TargetPass
 from draftlab.engine.replay import places_in
 from draftlab.errors import UserError, called
@@ -131,8 +132,7 @@ def proposed_everywhere(name: str, propose: Propose, recorded: TargetPass, depth
             if not isinstance(tokens, list) or len(tokens) > depth:
                 returned = f"{len(tokens)} tokens" if isinstance(tokens, list) else type(tokens).__name__
                 raise UserError(f"{name} returned {returned}", remedy=f"return a list of at most {depth} token ids")
-            agrees = [drafted == token for drafted, token in zip(tokens, text[place:], strict=False)]
-            accepted.append([*agrees, False].index(False))
+            accepted.append(agreed(tokens, text[place:]))
             found.append(len(tokens))
     was_found = np.arange(depth) < np.array(found)[:, None]
     even, spread = 1 / recorded.vocab_size, math.log(recorded.vocab_size)

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Bool
 
 from draftlab.engine.answers import Answer
+from draftlab.engine.loop import agreed
 from draftlab.engine.recording import TargetPass
 from draftlab.engine.replay_lengths import Drafted
 from draftlab.models.suffixes import Memory, Suffixes
@@ -43,8 +44,7 @@ def continue_at_thresholds(
         text = Suffixes(answer.prompt_ids, memory, without=numbers.get(id(answer)))
         for place, token in enumerate(answer.answer_ids):
             for own, path in zip(drafted, text.paths(depth, thresholds), strict=True):
-                agrees = [a == b for a, b in zip(path.tokens, answer.answer_ids[place:], strict=False)]
-                own.accepted[at] = [*agrees, False].index(False)
+                own.accepted[at] = agreed(path.tokens, answer.answer_ids[place:])
                 for step, times in enumerate(path.counts):
                     own.confidence[at, step], own.margin[at, step], own.entropy[at, step] = _certainty(tuple(times))
                     own.found[at, step] = True

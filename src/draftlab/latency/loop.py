@@ -280,7 +280,7 @@ def begin(backend: LatencyBackend, prompt: Sequence[int]) -> list[int]:
 
 def resume(backend: LatencyBackend, tokens: Sequence[int]) -> None:
     """Make the cache hold exactly ``tokens``, also that of the model behind a lookup: only what follows the common start is computed."""
-    common = agreed(backend.tokens, tokens[: len(backend.tokens)])
+    common = agreed(backend.tokens, tokens)
     backend.trim(common)
     if common < len(tokens):
         backend.prefill(tokens[common:])
