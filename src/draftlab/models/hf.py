@@ -147,7 +147,7 @@ class HubModel:
         tokens = pad_rows([prompt[:-1] for prompt in prompts])
         if tokens.shape[1]:
             with self._projecting_only(torch.zeros(1, dtype=torch.long, device=self.device)):
-                cache.read(tokens.to(self.device))
+                cache.extend(tokens.to(self.device))
             cache.crop([len(prompt) - 1 for prompt in prompts])
         return cache, torch.tensor([prompt[-1] for prompt in prompts], device=self.device)
 
@@ -187,10 +187,6 @@ class HubCache:
         self.encoder_mask: Tensor | None = None
 
     def extend(self, tokens: Int[Tensor, "batch new"]) -> Float[Tensor, "batch new vocab"]:
-        return self.read(tokens)
-
-    def read(self, tokens: Int[Tensor, "batch new"]) -> Tensor:
-        """Append tokens; return the logits that the network computes, at all positions or at some."""
         new, width = tokens.shape[1], max(self.lengths)
         lengths = torch.tensor(self.lengths, device=tokens.device)
         mask = None
