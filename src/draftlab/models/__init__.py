@@ -137,11 +137,11 @@ def load_model(folder: Path | str, dtype: Dtype = "float32", device: str = "cpu"
         set_up_gpu()
     dtype = number_type(dtype, device)
     if is_gguf(folder):
-        return gguf_import.read_model(folder).to(torch.device(device), getattr(torch, dtype))
+        return gguf_import.read_model(folder).to(device, getattr(torch, dtype))
     config = read_config(folder)
     of_head = dflash.load if is_dflash(config) else eagle3.load
     loader = of_head if is_head(config) else llama.load if is_llama(config) else hf.load
-    return loader(folder, getattr(torch, dtype), torch.device(device))
+    return loader(folder, getattr(torch, dtype), device)
 
 
 def load_pair(

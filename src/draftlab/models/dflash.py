@@ -224,12 +224,12 @@ def _hidden(
     return of_text.flatten(1, 2)[:, None], of_block
 
 
-def load(folder: Path | str, dtype: torch.dtype = torch.float32, device: torch.device | None = None) -> DFlashHead:
+def load(folder: Path | str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> DFlashHead:
     """Read a head; a ``UserError`` names what is missing, or by what it departs from every known form."""
     folder = Path(folder)
     fields = read_config(folder)
     form = read_form(fields, folder)
-    tensors = read_weights(folder, device or torch.device("cpu"))
+    tensors = read_weights(folder, device)
     config = config_of(fields, tensors)
     with fitting(folder):
         states = tensors["fc.weight"].shape[-1]

@@ -155,12 +155,12 @@ def check_prompts(prompts: TokenIds) -> None:
         raise UserError(what, remedy="leave it out, or use a chat template")
 
 
-def load(folder: Path | str, dtype: torch.dtype = torch.float32, device: torch.device | None = None) -> Eagle3Head:
+def load(folder: Path | str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Eagle3Head:
     """Read a head; a ``UserError`` names what is missing, or by what it departs from every known form."""
     folder = Path(folder)
     fields = read_config(folder)
     form = read_form(fields, folder)
-    tensors = read_weights(folder, device or torch.device("cpu"))
+    tensors = read_weights(folder, device)
     if form.mask is None and MASK_STATE in tensors:
         raise no_mask(folder)
     config = replace(config_of(fields, tensors), on_states=True, norm_before_residual=form.norm_before_residual)

@@ -284,7 +284,7 @@ def new_t5(vocab_size: int, hidden: int, ffn: int, layers: int, heads: int, gene
     return HubModel(network.train(False))
 
 
-def load(folder: Path | str, dtype: torch.dtype = torch.float32, device: torch.device | None = None) -> HubModel:
+def load(folder: Path | str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> HubModel:
     """Read any language model that ``transformers`` knows. Code in the folder is never run.
 
     **Raises:** ``UserError`` for a model that it cannot read, damaged or missing weights, and a model that fails to read two tokens.
@@ -312,7 +312,7 @@ def load(folder: Path | str, dtype: torch.dtype = torch.float32, device: torch.d
         raise UserError(what, file=folder, remedy="use another model") from None
     if unusable := [*report["missing_keys"], *report["mismatched_keys"]]:
         raise UserError(f"no usable weight {unusable[0]!r}", file=folder, remedy="fetch or make the model again")
-    model = HubModel(network.to(device or torch.device("cpu")).eval())
+    model = HubModel(network.to(device).eval())
     with naming(folder):
         try:
             with torch.inference_mode():

@@ -269,12 +269,12 @@ def llama_config(given: Mapping[str, Any]) -> LlamaConfig:
     return LlamaConfig(**{name: value for name, value in fields.items() if name in names})
 
 
-def load(folder: Path | str, dtype: torch.dtype = torch.float32, device: torch.device | None = None) -> Llama:
+def load(folder: Path | str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Llama:
     """Read a folder of a family in ``LLAMAS``; a ``UserError`` names what is missing, damaged or has the wrong shape."""
     folder = Path(folder)
     config = llama_config(read_config(folder))
     model = Llama(config, torch.device("meta"))
-    tensors = read_weights(folder, device or torch.device("cpu"))
+    tensors = read_weights(folder, device)
     if config.tie_word_embeddings and has_another_head(tensors):
         raise another_head(folder)
     with fitting(folder):

@@ -20,12 +20,12 @@ from draftlab.models.checkpoint import head_counts, head_dim
 from draftlab.models.config import read_config
 
 
-def read_weights(folder: Path, device: torch.device) -> dict[str, Tensor]:
+def read_weights(folder: Path, device: str) -> dict[str, Tensor]:
     """All tensors of a model folder by name. ``UserError`` names a damaged file, and one with quantized weights."""
     tensors: dict[str, Tensor] = {}
     for file in weight_files(folder):
         try:
-            stored = load_file(file, device=str(device))
+            stored = load_file(file, device=device)
         except (SafetensorError, OSError) as error:
             raise UserError(f"damaged weights: {error}", file=file, remedy="fetch or make the model again") from None
         for name, tensor in stored.items():
