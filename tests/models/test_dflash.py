@@ -28,7 +28,7 @@ from draftlab.errors import UserError
 from draftlab.files.json_files import read_object, write_json
 from draftlab.files.weights import active_parameter_count
 from draftlab.models import LanguageModel, load_model
-from draftlab.models.config import drafts_in_parallel, is_head_folder
+from draftlab.models.config import drafts_in_parallel, head_in
 from draftlab.models.dflash import DFlash, DFlashHead
 from draftlab.models.dflash_files import Form
 from draftlab.models.eagle import of_blocks
@@ -407,7 +407,7 @@ def test_a_log_is_distilled_and_replayed_with_it(pair: Path, tmp_path: Path) -> 
     recorded, target = load_pass(pair / "answers/gsm8k.eval"), load_model(pair / "models/target")
     for option, folder in (("as_it_comes", inputs.models / "draft"), ("distilled", tmp_path / "out/draft")):
         assert drafts_in_parallel(folder)
-        assert is_head_folder(folder)
+        assert head_in(folder) == "dflash"
         assert set(rows["draft_len"]) == {1, 3}, "a block of five has four new tokens"
         for draft_len in (1, 3):
             own = of_blocks(load_model(folder), target, draft_len, parallel=True)

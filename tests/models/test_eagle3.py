@@ -32,7 +32,7 @@ from draftlab.errors import UserError
 from draftlab.files.json_files import read_json, read_object, write_json, write_jsonl
 from draftlab.files.weights import active_parameter_count, parameter_count
 from draftlab.models import LanguageModel, hf, load_model, load_tokenizer
-from draftlab.models.config import drafts_in_parallel, is_head, is_head_folder, mask_token_of, read_config
+from draftlab.models.config import drafts_in_parallel, head_in, is_head, mask_token_of, read_config
 from draftlab.models.eagle import of_blocks
 from draftlab.models.eagle3 import Eagle3, Eagle3Head
 from draftlab.models.eagle3_files import Form, states_read
@@ -571,7 +571,7 @@ def test_a_log_is_replayed_with_it(pair: Path, temperature: float, tmp_path: Pat
             assert (own["steps"] == own["drafted"]).all()
     assert facts["parameters"]["draft"] == parameter_count(pair / "models/draft")
     assert facts["active_parameters"]["target"] == active_parameter_count(pair / "models/target")
-    assert is_head_folder(tmp_path / "kept_learning")
+    assert head_in(tmp_path / "kept_learning") == "eagle3"
 
 
 def beside(pair: Path, folder: Path, draft: Path) -> Distillation:

@@ -246,16 +246,10 @@ def drafts_from_anchor(config: Mapping[str, Any]) -> bool:
     return bool(config.get("sample_from_anchor", is_dspark(config)))
 
 
-def is_head_folder(model: Path | str) -> bool:
-    """Whether a model is the folder of a head of EAGLE-3 or DFlash; False for one on the hub, which is not known yet."""
-    return (Path(model) / "config.json").is_file() and is_head(read_config(model))
-
-
 def head_in(model: Path | str) -> Head:
     """Which head is in the folder of a model; none in that of a language model, or where the model is on the hub, which is not known yet."""
-    if not is_head_folder(model):
+    if not (Path(model) / "config.json").is_file() or not is_head(config := read_config(model)):
         return ""
-    config = read_config(model)
     return "dspark" if is_dspark(config) else "dflash" if is_dflash(config) else "eagle3"
 
 

@@ -22,7 +22,7 @@ from draftlab.files.json_files import object_in, read_object, write_json
 from draftlab.files.scratch import scratch
 from draftlab.files.seals import seal
 from draftlab.models import hub
-from draftlab.models.config import copy_files, is_head_folder, read_config
+from draftlab.models.config import copy_files, head_in, read_config
 from draftlab.models.gguf_import import ORIGINAL
 from draftlab.models.gguf_vocabulary import BYTE, SPACE
 from draftlab.models.tokenizer import Tokenizer, load_tokenizer
@@ -42,7 +42,7 @@ def transplant(*, model: str, target: str, out: Path, same: str = "{}") -> None:
     """
     pairs, part = _read_pairs(same), "its head proposes only a part of the vocabulary"
     refused = UserError(part, file=model, remedy="give a draft with its whole head")
-    if is_head_folder(model):
+    if head_in(model):
         raise refused
     hub.check_outside(target, out)
     with scratch() as temporary:

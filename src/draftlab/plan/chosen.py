@@ -9,7 +9,7 @@ from typing import Any
 from draftlab.core.settings import Dataset
 from draftlab.errors import UserError
 from draftlab.files.yaml_files import Place
-from draftlab.models.config import is_head_folder
+from draftlab.models.config import head_in
 from draftlab.plan.config import RunConfig
 from draftlab.plan.experiment import Experiment, load_experiment, place
 from draftlab.plan.scale import MAIN, ScaleSettings
@@ -114,7 +114,7 @@ def shows_adaptation(variant: Variant) -> bool:
 
 def _has_head(config: RunConfig) -> bool:
     """Whether the user's draft is a released head, as far as is known."""
-    return is_head_folder(config.draft or config.models.get("draft") or config.models.get(f"{MAIN}.draft") or "")
+    return bool(head_in(config.draft or config.models.get("draft") or config.models.get(f"{MAIN}.draft") or ""))
 
 
 def _runs_drafts(experiment: Experiment, config: RunConfig) -> bool:

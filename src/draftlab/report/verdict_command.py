@@ -12,7 +12,7 @@ from draftlab.core.stats import ENOUGH
 from draftlab.data import check
 from draftlab.errors import UserError
 from draftlab.files.atomic import write_text
-from draftlab.models.config import is_head_folder
+from draftlab.models.config import head_in
 from draftlab.report import card
 from draftlab.report.verdict_page import commands, page
 from draftlab.report.verdict_run import judge_run, replayed, run_workflow
@@ -34,7 +34,7 @@ def run(settings: VerdictSettings, out: Path | None) -> list[tuple[Path, Verdict
         )
     if settings.hardware:
         profiles.load(settings.hardware)  # a wrong name is said before hours of work
-    elif head := next(filter(is_head_folder, settings.draft), None):
+    elif head := next(filter(head_in, settings.draft), None):
         what = "a head on its target's states (EAGLE-3, DFlash), which draftlab does not time in llama.cpp"
         raise UserError(what, file=head, remedy="give a machine's costs: --hardware PROFILE (draftlab load --help)")
     check_bounds(settings)

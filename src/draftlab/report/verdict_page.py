@@ -12,7 +12,7 @@ from draftlab.core.stats import ENOUGH
 from draftlab.files.json_files import read_object
 from draftlab.files.packages import package_of
 from draftlab.files.weights import is_gguf
-from draftlab.models.config import drafts_in_parallel, is_head_folder
+from draftlab.models.config import drafts_in_parallel, head_in
 from draftlab.models.gguf_import import ORIGINAL
 from draftlab.models.vocabulary_rows import ROWS_BEFORE, rows_of
 from draftlab.report import card
@@ -93,7 +93,7 @@ def commands(judged: Verdict, folder: Path, draft: str, results: Path) -> list[s
     else:
         kept = "kept_learning" if promise.option == "kept_learning" else "draft"
         served = str(replayed(results, judged.temperature) / kept)
-    if is_head_folder(served) or drafts_in_parallel(served):  # nor does llama.cpp's server run one
+    if head_in(served) or drafts_in_parallel(served):  # nor does llama.cpp's server run one
         target = folder_of_target
     config = Path(served) / "config.json"
     if config.is_file() and read_object(config).get("head_tokens"):

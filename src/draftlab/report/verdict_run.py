@@ -25,7 +25,7 @@ from draftlab.files.checkout import ROOT
 from draftlab.files.digests import sha256
 from draftlab.files.json_files import read_jsonl, read_object
 from draftlab.files.tables import read_table
-from draftlab.models.config import drafts_in_parallel, is_head_folder
+from draftlab.models.config import drafts_in_parallel, head_in
 from draftlab.models.tokenizer import Tokenizer, load_tokenizer
 from draftlab.plan.run import run_of
 from draftlab.report.verdict_settings import VerdictSettings, absolute
@@ -124,7 +124,7 @@ def judge_run(
     parallel = drafts_in_parallel(ours)
     if settings.hardware:
         read = facts["active_parameters"]
-        ratio, is_head = read["draft"] / read["target"], is_head_folder(ours)
+        ratio, is_head = read["draft"] / read["target"], bool(head_in(ours))
         costs = block_costs.from_profile(settings.hardware, context, ratio, is_head=is_head, parallel=parallel)
     else:
         costs = block_costs.from_probes(read_table(results / "traffic_cost.csv"), context, parallel=parallel)

@@ -20,8 +20,8 @@ from draftlab.models.config import (
     IN_BLOCKS,
     LAYER_IDS,
     Head,
+    head_in,
     hides_layers,
-    is_head_folder,
     layers_read,
     longest_draft,
     read_config,
@@ -157,7 +157,7 @@ def _vllm_file(file: str, pair: Deployment, options: Mapping[str, Any], note: st
         **options,
     }
     prefix, notes = "", [note] * bool(note)
-    if is_head_folder(pair.draft) and hides_layers(read_config(pair.draft)):
+    if head_in(pair.draft) and hides_layers(read_config(pair.draft)):
         notes.append(HIDDEN_LAYERS)
     if pair.target.endswith(".gguf") or pair.draft.endswith(".gguf"):
         notes.append(READS_GGUF)
@@ -349,7 +349,7 @@ def tensorrt(meaning: Meaning, pair: Deployment) -> EngineFile:
     }
     if (
         pair.head == "eagle3"
-        and is_head_folder(pair.draft)
+        and head_in(pair.draft)
         and (layers := layers_read(read_config(pair.draft), Path(pair.draft)))
     ):
         config["eagle3_layers_to_capture"] = [layer - 1 for layer in layers]  # their output, not the input of the next
@@ -455,6 +455,6 @@ def settings_for(engine: str, pair: Deployment) -> EngineFile:
         what = f"no settings of a head are written for {engine}"
         raise UserError(what, remedy=f"name {', '.join(sorted(READ_STATES))}")
     written = EMITTERS[engine](pair)
-    if pair.head in IN_BLOCKS and is_head_folder(pair.draft) and pair.draft_len < longest_draft(pair.draft):
+    if pair.head in IN_BLOCKS and head_in(pair.draft) and pair.draft_len < longest_draft(pair.draft):
         return replace(written, note="; ".join(filter(None, [written.note, PART_OF_BLOCK.format(pair.draft_len)])))
     return written
