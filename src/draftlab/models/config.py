@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -38,10 +37,6 @@ HEAD_ALONE = "it is a head of EAGLE-3, DFlash or DSpark, which reads its target'
 ONLY_DISTIL = "run only experiments that distil it: docs/own.md, a released head"
 CONVERT_HEAD = "python convert_hf_to_gguf.py HEAD --target-model-dir TARGET --outfile HEAD.gguf"
 """How llama.cpp's own tool makes a GGUF file of a head, which takes the tokenizer and the layers to read from the target's folder."""
-DFLASH_BLOCK = 16
-"""The tokens of a block of DFlash where config.json does not say it; the known token is one of them."""
-LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
-"""The key for the layers of the target whose states a head of EAGLE-3 reads."""
 LLAMA_3_ROPE = tuple(field.name for field in dataclasses.fields(RopeScaling))
 """What ``rope_scaling`` must say of a Llama 3."""
 TOOL_TEMPLATE = "additional_chat_templates/tool_use.jinja"
@@ -240,12 +235,6 @@ def is_dspark(config: Mapping[str, Any]) -> bool:
     return named or config.get("speculators_model_type") == "dspark"
 
 
-def drafts_from_anchor(config: Mapping[str, Any]) -> bool:
-    """Whether the first row of a block of DFlash, that of the known token, drafts too: the block then has as many new tokens as rows. DSpark's does,
-    unless config.json says otherwise."""
-    return bool(config.get("sample_from_anchor", is_dspark(config)))
-
-
 def head_in(model: Path | str) -> Head:
     """Which head is in the folder of a model; none in that of a language model, or where the model is on the hub, which is not known yet."""
     if not (Path(model) / "config.json").is_file() or not is_head(config := read_config(model)):
@@ -272,27 +261,6 @@ def drafts_in_parallel(model: Path | str) -> bool:
     return (Path(model) / "config.json").is_file() and mask_token_of(read_config(model)) is not None
 
 
-def longest_draft(model: Path | str) -> float:
-    """The most tokens that the draft in a folder proposes at once: a head of DFlash fills in one block. Infinite for others."""
-    config = read_config(model)
-    block = (config.get("dflash_config") or {}).get("block_size", config.get("block_size"))
-    return (block or DFLASH_BLOCK) - (not drafts_from_anchor(config)) if is_dflash(config) else math.inf
-
-
-def layers_read(config: Mapping[str, Any], folder: Path) -> tuple[int, ...] | None:
-    """Before which layers of the target a head of EAGLE-3 reads the states; None if its config.json does not say it.
-
-    At the top level they are the layers before which states are taken, as vLLM reads them. In ``eagle_config`` a list that begins with 1 names the
-    layers after which they are taken, as SGLang reads it (sgl-project/sglang#25454).
-    """
-    stated, nested = config.get(LAYER_IDS), (config.get("eagle_config") or {}).get(LAYER_IDS)
-    if not (stated or nested):
-        return None
-    layers = check_layers(LAYER_IDS, stated or nested, folder)
-    is_after = not stated and layers[0] == 1
-    return tuple(layer + is_after for layer in layers)
-
-
 def check_layers(name: str, layers: object, folder: Path) -> list[int]:
     """Layers that ``name`` gives in config.json; a ``UserError`` if they are none, or not in ascending order."""
     is_list = isinstance(layers, list) and layers and all(type(layer) is int and layer >= 0 for layer in layers)
@@ -300,11 +268,6 @@ def check_layers(name: str, layers: object, folder: Path) -> list[int]:
         what = f"{name}: {layers!r} are not layers in ascending order"
         raise UserError(what, file=folder / "config.json", remedy="fetch the head again")
     return layers
-
-
-def hides_layers(config: Mapping[str, Any]) -> bool:
-    """Whether a head of EAGLE-3 names the layers that it reads only in ``eagle_config``, as SpecForge does, where vLLM does not look."""
-    return not config.get(LAYER_IDS) and bool((config.get("eagle_config") or {}).get(LAYER_IDS))
 
 
 def rope_theta_of(config: Mapping[str, Any]) -> float:

@@ -5,13 +5,14 @@ DFlash's authors write it into ``dflash_config`` or at the top level, the specul
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from draftlab.errors import UserError
-from draftlab.models.config import DFLASH_BLOCK, check_layers, drafts_from_anchor, mask_token_of, unsupported_settings
+from draftlab.models.config import check_layers, is_dflash, is_dspark, mask_token_of, read_config, unsupported_settings
 
 USUAL: dict[str, tuple[Any, ...]] = {
     "speculators_model_type": ("dflash", "dspark"),
@@ -27,6 +28,8 @@ USUAL: dict[str, tuple[Any, ...]] = {
 }
 """What these settings say, if they are there, of a head that is as DFlash defines it."""
 SLIDING = "sliding_attention"
+USUAL_BLOCK = 16
+"""The tokens of a block of DFlash where config.json does not say it; the known token is one of them."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +59,7 @@ class Form:
 
 def read_form(config: Mapping[str, Any], folder: Path) -> Form:
     """What the flat ``config`` of a head says; a ``UserError`` names the first setting by which it departs from every known form."""
-    nested = config.get("dflash_config") or {}
-    stated = {**config, **nested}
+    nested, stated = config.get("dflash_config") or {}, _stated(config)
     odd = [name for name in config.get("architectures") or () if "DFlash2" in name]
     odd += [name for name, usual in USUAL.items() if stated.get(name) not in (None, *usual)]
     plain = {
@@ -71,11 +73,29 @@ def read_form(config: Mapping[str, Any], folder: Path) -> Form:
     mask, file = mask_token_of(config), folder / "config.json"
     if mask is None:
         raise UserError("a head of DFlash without mask_token_id", file=file, remedy="fetch the head again")
-    block = stated.get("block_size") or DFLASH_BLOCK
+    block = stated.get("block_size") or USUAL_BLOCK
     if type(block) is not int or block < 2:
         raise UserError(f"block_size: {block!r} is no number above 1", file=file, remedy="fetch the head again")
     layers, windows = _layers(config, nested, folder), _windows(config, nested, file)
     return Form(layers, mask, block, windows, drafts_from_anchor(config))
+
+
+def drafts_from_anchor(config: Mapping[str, Any]) -> bool:
+    """Whether the first row of a block of DFlash, that of the known token, drafts too: the block then has as many new tokens as rows. DSpark's does,
+    unless config.json says otherwise."""
+    return bool(config.get("sample_from_anchor", is_dspark(config)))
+
+
+def longest_draft(model: Path | str) -> float:
+    """The most tokens that the draft in a folder proposes at once: a head of DFlash fills in one block. Infinite for others."""
+    config = read_config(model)
+    block = _stated(config).get("block_size") or USUAL_BLOCK
+    return block - (not drafts_from_anchor(config)) if is_dflash(config) else math.inf
+
+
+def _stated(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings at the top level and in ``dflash_config``, which prevails."""
+    return {**config, **(config.get("dflash_config") or {})}
 
 
 def _layers(config: Mapping[str, Any], nested: Mapping[str, Any], folder: Path) -> tuple[int, ...]:

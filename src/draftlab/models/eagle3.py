@@ -33,8 +33,8 @@ from draftlab.files.json_files import read_object
 from draftlab.files.seals import seal
 from draftlab.models import LanguageModel, TokenIds
 from draftlab.models.batching import pad_requests
-from draftlab.models.config import LAYER_IDS, hides_layers, read_config
-from draftlab.models.eagle3_files import MASK_STATE, Form, no_mask, read_form
+from draftlab.models.config import read_config
+from draftlab.models.eagle3_files import LAYER_IDS, MASK_STATE, Form, hides_layers, no_mask, read_form
 from draftlab.models.llama import Llama
 from draftlab.models.parallel_draft import masked
 from draftlab.models.places import logits_by_place

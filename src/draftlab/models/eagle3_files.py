@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from draftlab.errors import UserError
-from draftlab.models.config import layers_read, mask_token_of, unsupported_settings
+from draftlab.models.config import check_layers, mask_token_of, unsupported_settings
 
+LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+"""The key for the layers of the target whose states a head of EAGLE-3 reads."""
 MASK_STATE = "mask_hidden"
 """The name of what a head that proposes a block in one pass reads in place of the target's states."""
 FEWEST_LAYERS = 7
@@ -86,6 +88,25 @@ def read_form(config: Mapping[str, Any], folder: Path) -> Form:
     names = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
     stated = {name: bool(flags.get(name)) for name in names}
     return Form(layers_read(config, folder), **stated, mask=mask)
+
+
+def layers_read(config: Mapping[str, Any], folder: Path) -> tuple[int, ...] | None:
+    """Before which layers of the target a head of EAGLE-3 reads the states; None if its config.json does not say it.
+
+    At the top level they are the layers before which states are taken, as vLLM reads them. In ``eagle_config`` a list that begins with 1 names the
+    layers after which they are taken, as SGLang reads it (sgl-project/sglang#25454).
+    """
+    stated, nested = config.get(LAYER_IDS), (config.get("eagle_config") or {}).get(LAYER_IDS)
+    if not (stated or nested):
+        return None
+    layers = check_layers(LAYER_IDS, stated or nested, folder)
+    is_after = not stated and layers[0] == 1
+    return tuple(layer + is_after for layer in layers)
+
+
+def hides_layers(config: Mapping[str, Any]) -> bool:
+    """Whether a head of EAGLE-3 names the layers that it reads only in ``eagle_config``, as SpecForge does, where vLLM does not look."""
+    return not config.get(LAYER_IDS) and bool((config.get("eagle_config") or {}).get(LAYER_IDS))
 
 
 def no_mask(folder: Path) -> UserError:

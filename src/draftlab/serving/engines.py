@@ -15,17 +15,9 @@ from typing import Any, Literal
 import yaml
 
 from draftlab.errors import UserError
-from draftlab.models.config import (
-    CONVERT_HEAD,
-    IN_BLOCKS,
-    LAYER_IDS,
-    Head,
-    head_in,
-    hides_layers,
-    layers_read,
-    longest_draft,
-    read_config,
-)
+from draftlab.models.config import CONVERT_HEAD, IN_BLOCKS, Head, head_in, read_config
+from draftlab.models.dflash_files import longest_draft
+from draftlab.models.eagle3_files import LAYER_IDS, hides_layers, layers_read
 from draftlab.models.ngrams import NGRAM
 from draftlab.serving.acceptance import EXTRAPOLATED, LONGEST, AcceptanceCurves
 

@@ -25,7 +25,7 @@ from draftlab.engine.replay import Agreement, Walk, agree_along, ahead, places_i
 from draftlab.engine.replay_lengths import BlockCounts, Drafted, cut, draft_everywhere
 from draftlab.engine.replay_suffixes import continue_at_thresholds
 from draftlab.models import LanguageModel
-from draftlab.models.config import longest_draft
+from draftlab.models.dflash_files import longest_draft
 from draftlab.models.lookup import Lookup
 from draftlab.models.ngrams import Ngrams, guesses_along
 from draftlab.models.places import ByPlace
