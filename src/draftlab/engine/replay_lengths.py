@@ -29,6 +29,9 @@ from draftlab.models.lookup import LookupCache
 NextLength = Callable[[int, tuple[int, int] | None], int]
 """The length of the block that begins at a position, from the numbers of drafted and accepted tokens of the block before (None: there was none)."""
 
+SHOWN = ("confidence", "entropy", "margin", "found")
+"""What is known of each drafted token, by its names in ``Drafted``."""
+
 
 @dataclass(frozen=True)
 class Drafted:
@@ -64,7 +67,7 @@ class Drafted:
 
     def upto(self, depth: int) -> Drafted:
         """The same with blocks of at most ``depth``."""
-        shown = {name: getattr(self, name)[:, :depth] for name in ("confidence", "entropy", "margin", "found")}
+        shown = {name: getattr(self, name)[:, :depth] for name in SHOWN}
         most = None if self.most is None else self.most.clip(max=depth)
         return replace(self, accepted=self.accepted.clip(max=depth), most=most, **shown)
 

@@ -12,7 +12,7 @@ from jaxtyping import Bool
 from draftlab.engine.answers import Answer
 from draftlab.engine.loop import agreed
 from draftlab.engine.recording import TargetPass
-from draftlab.engine.replay_lengths import Drafted
+from draftlab.engine.replay_lengths import SHOWN, Drafted
 from draftlab.models.suffixes import Memory, Suffixes
 
 BETWEEN = 16 * 2**20
@@ -87,13 +87,7 @@ def search_seconds(recorded: TargetPass, remembered: Sequence[Answer], longest: 
 
 def first_or_else(first: Drafted, other: Drafted, takes_first: Bool[np.ndarray, " positions"]) -> Drafted:
     """The blocks of ``first`` at the positions that take them, which end with what was found, and those of ``other`` elsewhere."""
-    table = takes_first[:, None]
-    return Drafted(
-        first.lengths,
-        np.where(takes_first, first.accepted, other.accepted),
-        np.where(table, first.confidence, other.confidence),
-        np.where(table, first.entropy, other.entropy),
-        np.where(table, first.margin, other.margin),
-        np.where(table, first.found, other.found),
-        most=np.where(takes_first, first.without_model(), other.depth),
-    )
+    shown = {name: np.where(takes_first[:, None], getattr(first, name), getattr(other, name)) for name in SHOWN}
+    accepted = np.where(takes_first, first.accepted, other.accepted)
+    most = np.where(takes_first, first.without_model(), other.depth)
+    return Drafted(first.lengths, accepted, **shown, most=most)
