@@ -88,11 +88,10 @@ class Eagle(ByPlace, OnTarget[Llama]):
 
 def of_blocks(draft: LanguageModel, target: LanguageModel | None, depth: int, *, parallel: bool) -> LanguageModel:
     """The draft on the states of a ``target``, if there is one; one that proposes a block in one pass, if it is ``parallel``."""
-    if isinstance(draft, DFlashHead):
+    if isinstance(draft, DFlashHead | Eagle3Head):
         assert target is not None, "a head is always on a target"
-        return DFlash(draft, target, depth)
-    if isinstance(draft, Eagle3Head):
-        assert target is not None, "a head is always on a target"
+        if isinstance(draft, DFlashHead):
+            return DFlash(draft, target, depth)
         if parallel and draft.form.mask is None:
             raise UserError("this head of EAGLE-3 drafts token after token", remedy="leave parallel out")
         return Eagle3(draft, target, depth)
