@@ -107,7 +107,7 @@ def test_replay_is_unbiased_over_the_text(name: str, temperatures: tuple[float, 
     np.testing.assert_allclose(expected, live_expectation(verifier, temperatures, (), {}), rtol=1e-11)
 
 
-def two_texts() -> tuple[Tensor, Texts]:
+def two_texts() -> tuple[torch.Tensor, Texts]:
     """Random logits of a target and a draft, and texts of 13 and 7 tokens."""
     generator = torch.Generator().manual_seed(3)
     logits = torch.randn(2, 20, 7, generator=generator)

@@ -22,15 +22,9 @@ from tests.pair import small_llama
 
 @pytest.fixture(scope="module")
 def pair():
-    models = []
-    for size, scale in ((32, 4.0), (16, 16.0)):
-        model = small_llama(size, size)
-        with torch.no_grad():
-            for weight in model.parameters():
-                weight.mul_(scale if weight.ndim == 2 else 1.0)
-        models.append(model)
+    target, draft = (small_llama(size, size, scale) for size, scale in ((32, 4.0), (16, 16.0)))
     prompts = [(str(i), p) for i, p in enumerate(passages())]
-    return *models, record(models[0], prompts, max_new_tokens=14, eos_ids={2})
+    return target, draft, record(target, prompts, max_new_tokens=14, eos_ids={2})
 
 
 @pytest.mark.parametrize("kind", ["itself", "draft", "lookup", "lookup first"])
