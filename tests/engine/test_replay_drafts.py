@@ -23,7 +23,7 @@ from draftlab.core.verify.tree import TreeVerifier
 from draftlab.engine import replay_drafts
 from draftlab.engine.generate import generate
 from draftlab.engine.replay import agreement, walk
-from draftlab.engine.replay_drafts import Survival, Texts, blocks, ceiling, replayed_as, survival
+from draftlab.engine.replay_drafts import Survival, Texts, blocks, ceiling, survival
 from draftlab.engine.speculate import BlockTrace, speculate
 from draftlab.errors import UserError
 from tests.engine.test_replay import EOS, LONGEST, VOCAB, distribution, texts
@@ -115,12 +115,13 @@ def two_texts() -> tuple[torch.Tensor, Texts]:
     return logits, Texts(to_probs(logits[0], Sampling()), logits[1], token, [13, 7])
 
 
-@pytest.mark.parametrize("verifier", ["single", "block"])
-def test_one_draft_is_the_replay_of_one_draft(verifier: str) -> None:
+@pytest.mark.parametrize("tail", [None, *PATH_VERIFIERS])
+def test_one_draft_is_the_replay_of_one_draft(tail: str | None) -> None:
     logits, along = two_texts()
     (found,) = survival([TOKEN_VERIFIERS["specinfer"]], along, [Sampling(1.5)], (1,))
-    ours = blocks(found, along.lengths, (1,), 3, block if verifier == "block" else None)
-    its = walk(agreement(logits[1], logits[0], along.token, along.lengths, Sampling(), Sampling(1.5)), 3, verifier)  # type: ignore[arg-type]
+    ours = blocks(found, along.lengths, (1,), 3, PATH_VERIFIERS[tail] if tail else None)
+    agree = agreement(logits[1], logits[0], along.token, along.lengths, Sampling(), Sampling(1.5))
+    its = walk(agree, 3, tail or "single")  # type: ignore[arg-type]
     np.testing.assert_allclose(ours.stopped.sum(1), its.blocks)
     np.testing.assert_allclose(ours.accepted.sum(1), its.accepted)
     np.testing.assert_allclose(ours.emitted.sum(1), its.emitted)
@@ -325,7 +326,8 @@ def test_the_ceiling_is_the_optimum_over_whole_prefixes(drafts: int, size: int) 
 
 def test_replay_refuses_a_tail_that_it_does_not_know() -> None:
     """It once replayed each of them token by token."""
+    _, along = two_texts()
+    (found,) = survival([TOKEN_VERIFIERS["specinfer"]], along, [Sampling(1.5)], (1,))
     unknown = dataclasses.replace(PATH_VERIFIERS["block"], name="unknown")
     with pytest.raises(UserError, match="replay knows no verifier 'unknown'"):
-        replayed_as(unknown)
-    assert [replayed_as(tail) for tail in (None, *PATH_VERIFIERS.values())] == ["single", "single", "block"]
+        blocks(found, along.lengths, (1,), 3, unknown)

@@ -153,8 +153,6 @@ def walk(agree: Agreement, draft_len: int, verifier: SingleVerifier = "single") 
     >>> walked.blocks, walked.accepted
     (array([2.]), array([4.]))
     """
-    if verifier not in get_args(SingleVerifier):
-        raise UserError(f"replay knows no verifier {verifier!r}", remedy="use single or block, or decode live")
     if draft_len < 1:
         raise UserError(f"draft_len is {draft_len}", remedy="draft at least 1 token")
     if agree.ratio.ndim > 1 and draft_len > agree.ratio.shape[1]:
@@ -218,9 +216,14 @@ def prefix_acceptance(
     ratio: Float64[np.ndarray, "positions ..."],
     left: Int64[np.ndarray, " positions"],
     draft_len: int,
-    verifier: SingleVerifier,
+    verifier: str,
 ) -> Float64[np.ndarray, "positions lengths"]:
-    """Entry [t, i]: probability that the first i drafted tokens of a block that starts at t are accepted, given the text."""
+    """Entry [t, i]: probability that the first i drafted tokens of a block that starts at t are accepted, given the text.
+
+    **Raises:** `UserError` for a verifier that is not a `SingleVerifier`.
+    """
+    if verifier not in get_args(SingleVerifier):
+        raise UserError(f"replay knows no verifier {verifier!r}", remedy="use single or block, or decode live")
     accepted = np.zeros((len(ratio), draft_len + 1))
     accepted[:, 0] = 1.0
     path = np.ones(len(ratio))

@@ -219,7 +219,6 @@ def _add_along_survivors(
 ) -> None:
     """Fill ``accepted`` by following the states of a block; a sequence that is left alone goes to the ``tail``, if there is one."""
     alone = [(survived.states.index(tuple(row)), g) for g, row in enumerate(np.eye(len(groups), dtype=int).tolist())]
-    kind = replayed_as(tail)
     here = np.zeros((len(accepted), len(survived.states)))
     here[:, survived.states.index((1,) if widths else tuple(groups))] = 1.0
     for depth in range(draft_len):
@@ -227,7 +226,7 @@ def _add_along_survivors(
             here = _branch(here, survived.states, widths[depth])
         if tail is not None:
             for state, group in alone:
-                rest = prefix_acceptance(survived.ratio[group], left, draft_len - depth, kind)
+                rest = prefix_acceptance(survived.ratio[group], left, draft_len - depth, tail.name)
                 moved = here[:, state].copy()
                 here[:, state] = 0.0
                 for more in range(1, draft_len - depth + 1):
@@ -241,14 +240,6 @@ def _add_along_survivors(
 def is_replayed(tail: PathVerifier | None) -> bool:
     """Whether replay knows this verifier of the rest of a sequence."""
     return tail is None or tail.name in get_args(SingleVerifier)
-
-
-def replayed_as(tail: PathVerifier | None) -> SingleVerifier:
-    """The name under which replay knows the verifier of the rest of a sequence; ``UserError`` if it does not."""
-    if not is_replayed(tail):
-        assert tail is not None
-        raise UserError(f"replay knows no verifier {tail.name!r}", remedy="use single or block, or decode live")
-    return "block" if tail is not None and tail.name == "block" else "single"
 
 
 def _branch(
