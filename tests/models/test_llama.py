@@ -356,7 +356,7 @@ def test_damaged_folders_are_refused(model: Llama, tmp_path: Path, damage: objec
 def test_device_that_is_not_there_is_refused(shared: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
-    with pytest.raises(UserError, match="no GPU"):
+    with pytest.raises(UserError, match="no GPU for device cuda"):
         load_model(shared / "models/stories260K/hf", device="cuda")
 
 
@@ -380,7 +380,8 @@ def test_a_mask_begins_where_a_gpu_can_read_it() -> None:
     assert on_cpu.isinf().sum(-1).tolist() == [2, 1, 0]
 
 
-def test_a_gpu_is_set_up_without_cudnn_s_plans() -> None:
+def test_a_gpu_is_set_up_without_cudnn_s_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     before = torch.get_float32_matmul_precision(), torch.backends.cuda.cudnn_sdp_enabled()
     try:
         torch.backends.cuda.enable_cudnn_sdp(True)

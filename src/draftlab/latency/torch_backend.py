@@ -134,8 +134,6 @@ def open_torch(path: Path, settings: Engine, engine: EngineOptions) -> TorchBack
     """Open a model folder, or an architecture of ``shapes`` by name, as ``settings`` say."""
     if settings.weights not in DTYPES:
         raise UserError(f"torch has no {settings.weights} weights", remedy=f"use one of {', '.join(DTYPES)}")
-    if settings.device == "cuda" and not torch.cuda.is_available():
-        raise UserError("no GPU for device cuda", remedy="use device cpu, or a machine with a GPU")
     torch.set_num_threads(settings.threads)
     dtype = DTYPES[settings.weights]
     if not path.is_dir():

@@ -113,9 +113,13 @@ def set_up_gpu() -> None:
     """Let torch compute float32 products in TF32 on a GPU (ten bits of mantissa, several times as fast), and attention without cuDNN.
 
     cuDNN makes a new plan for every length of a cache, which takes tens of milliseconds per token.
+
+    **Raises:** ``UserError`` if there is no GPU.
     """
     import torch
 
+    if not torch.cuda.is_available():
+        raise UserError("no GPU for device cuda", remedy="use device cpu, or a machine with a GPU")
     torch.set_float32_matmul_precision("high")
     torch.backends.cuda.enable_cudnn_sdp(False)
 
@@ -132,8 +136,6 @@ def load_model(folder: Path | str, dtype: Dtype = "float32", device: str = "cpu"
     from draftlab.models.products import number_type
 
     if device.startswith("cuda"):
-        if not torch.cuda.is_available():
-            raise UserError(f"no GPU for device {device!r}", remedy="use device cpu")
         set_up_gpu()
     dtype = number_type(dtype, device)
     if is_gguf(folder):
