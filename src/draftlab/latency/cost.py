@@ -16,7 +16,7 @@ from draftlab.core.sampling_numpy import GREEDY
 from draftlab.engine.loop import Timed, steps
 from draftlab.latency.controlled import UNTIMED
 from draftlab.latency.lookup import SURE, LookupBackend
-from draftlab.latency.loop import RequestPair, start
+from draftlab.latency.loop import RequestPair, fixed, start
 from draftlab.models.backend import LatencyBackend
 from draftlab.progress import progress
 
@@ -123,7 +123,7 @@ def around_calls(target: LatencyBackend, context: int, seed: int = 0) -> dict[st
     for _ in range(2):  # the first time warms up
         draft = LookupBackend(target)
         text = start([target, draft], prompt, context)
-        pair = RequestPair(target, draft, text, lambda: 1, GREEDY, np.random.default_rng(seed), SURE)
+        pair = RequestPair(target, draft, text, fixed(1), GREEDY, np.random.default_rng(seed), SURE)
         timed, started = Timed(pair, clock), clock()
         blocks = sum(1 for _ in steps(timed, 1, context, ()))
         seconds = clock() - started

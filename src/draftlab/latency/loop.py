@@ -108,14 +108,13 @@ def speculate(
     (``models.parallel_draft``), and reads this token for each token that is not known yet.
     """
     check_pair(target, draft)
-    blocks, text = list[Block](), start([target, draft], prompt, max_new_tokens)
-    rng = rng or np.random.default_rng(0)
-    pair = RequestPair(target, draft, text, lambda: draft_len(blocks), sampling, rng, min_prob, mask)
-    return generate((target, draft), pair, max_new_tokens, eos, blocks)
+    text, rng = start([target, draft], prompt, max_new_tokens), rng or np.random.default_rng(0)
+    pair = RequestPair(target, draft, text, draft_len, sampling, rng, min_prob, mask)
+    return generate((target, draft), pair, max_new_tokens, eos)
 
 
 class TextPair(DecodingPair[Proposal, Reading], Protocol):
-    """A pair that writes one ``text``. Its last proposal has ``drafted`` tokens, from ``calls`` of the draft.
+    """A pair that writes one ``text`` in ``blocks``. Its last proposal has ``drafted`` tokens, from ``calls`` of the draft.
 
     Its verification names the tokens of the text that it follows, up to the first rejected one or further.
     """
@@ -123,6 +122,7 @@ class TextPair(DecodingPair[Proposal, Reading], Protocol):
     text: list[int]
     drafted: int
     calls: int
+    blocks: list[Block]
 
 
 def generate(
@@ -130,20 +130,19 @@ def generate(
     pair: TextPair[Proposal, Reading],
     max_new_tokens: int,
     eos: Collection[int],
-    blocks: list[Block],
 ) -> Generation:
-    """Run the loop for one request on a target and its drafts, and append its ``blocks`` as they end; seconds exclude the prompt."""
+    """Run the loop for one request on a target and its drafts, and append its blocks as they end; seconds exclude the prompt."""
     clock, tokens = models[0].clock(), list[int]()
     before, timed, started = len(pair.text), Timed(pair, clock), clock()
     for step in steps(timed, 1, max_new_tokens, eos):
         begun, proposed, _, _, settled = timed.laps[-1]
         accepted, longest = step.verification.accepted[0], len(step.verification.drafted[0])
         judged = min(accepted + 1, longest)
-        blocks.append(Block(pair.drafted, pair.calls, judged, accepted, proposed - begun, settled - proposed))
+        pair.blocks.append(Block(pair.drafted, pair.calls, judged, accepted, proposed - begun, settled - proposed))
         tokens += step.emitted[0]
     seconds = clock() - started
     crop(models, before + len(tokens) - 1)
-    return Generation(tokens, seconds, blocks)
+    return Generation(tokens, seconds, pair.blocks)
 
 
 @dataclass
@@ -158,13 +157,14 @@ class RequestPair:
     target: LatencyBackend
     draft: LatencyBackend
     text: list[int]
-    draft_len: Callable[[], int]
+    draft_len: DraftLength
     sampling: Sampling
     rng: np.random.Generator
     min_prob: float
     mask: int | None = None
     drafted: int = 0
     calls: int = 0
+    blocks: list[Block] = field(default_factory=list)
 
     @property
     def room(self) -> int:
@@ -175,7 +175,7 @@ class RequestPair:
         """Tokens after the text, and the distributions they were drawn from (none when greedy)."""
         self.calls, tokens, probs = 0, list[int](), list[Probs]()
         pending = unread(self.draft, self.text)
-        length = min(self.draft_len(), self.room)
+        length = min(self.draft_len(self.blocks), self.room)
         if self.mask is not None and length > 0:
             return self._propose_at_once([*pending, *[self.mask] * (length - 1)], length)
         for _ in range(length):

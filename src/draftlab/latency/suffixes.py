@@ -10,7 +10,7 @@ import numpy as np
 from draftlab.core.sampling_numpy import GREEDY, Probs, Sampling
 from draftlab.engine.loop import Verification
 from draftlab.latency.lookup import SURE
-from draftlab.latency.loop import Block, DraftLength, Generation, RequestPair, generate, start
+from draftlab.latency.loop import DraftLength, Generation, RequestPair, generate, start
 from draftlab.models.backend import LatencyBackend, check_pair
 from draftlab.models.suffixes import Memory, Suffixes
 
@@ -34,10 +34,9 @@ def speculate_with_suffixes(
     not ``SURE``, each as ``loop.speculate`` does. Otherwise the draft is never asked, and may be a ``LookupBackend``.
     """
     check_pair(target, draft)
-    blocks, text = list[Block](), start([target, draft], prompt, max_new_tokens)
-    how = (target, draft, text, lambda: draft_len(blocks), sampling, rng or np.random.default_rng(0), min_prob)
-    pair = SuffixPair(*how, memory=memory, joined=joined)
-    return generate((target, draft), pair, max_new_tokens, (), blocks)
+    text, rng = start([target, draft], prompt, max_new_tokens), rng or np.random.default_rng(0)
+    pair = SuffixPair(target, draft, text, draft_len, sampling, rng, min_prob, memory=memory, joined=joined)
+    return generate((target, draft), pair, max_new_tokens, ())
 
 
 @dataclass(kw_only=True)
@@ -51,7 +50,7 @@ class SuffixPair(RequestPair):
         self.seen = Suffixes(self.text, self.memory)
 
     def propose(self, left: Sequence[int]) -> tuple[list[int], list[Probs]]:
-        tokens, counts = self.seen.path(min(self.draft_len(), self.room), self.min_prob)
+        tokens, counts = self.seen.path(min(self.draft_len(self.blocks), self.room), self.min_prob)
         if self.joined and (not tokens or counts[0][0] < SURE * sum(counts[0])):
             return super().propose(left)
         self.calls, self.drafted = 0, len(tokens)

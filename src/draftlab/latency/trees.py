@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ from draftlab.core.sampling_numpy import GREEDY, Sampling, draw, to_probs
 from draftlab.engine.loop import Verification
 from draftlab.errors import UserError
 from draftlab.latency.cost_aware import AtLeast, Rule
-from draftlab.latency.loop import Generation, crop, generate, start, unread
+from draftlab.latency.loop import Block, Generation, crop, generate, start, unread
 from draftlab.models.backend import LatencyBackend, Logits, argmax, check_pair
 from draftlab.models.llama_branches import TEXT, Branches
 from draftlab.models.llama_cpp import LlamaCpp
@@ -50,7 +50,7 @@ def speculate_with_trees(
         raise UserError("trees are drafted and read by models in llama.cpp", remedy="set backend to llama_cpp")
     text, rng = start([target, draft], prompt, max_new_tokens), rng or np.random.default_rng(0)
     pair = TreePair(target, draft, text, tree, sampling, rng, rule or AtLeast(0.0), lookup)
-    return generate((target, draft), pair, max_new_tokens, eos, [])
+    return generate((target, draft), pair, max_new_tokens, eos)
 
 
 def sequences_for(tree: ConfidentTree) -> int:
@@ -123,6 +123,7 @@ class TreePair:
     lookup: LookedUp | None
     drafted: int = 0
     calls: int = 0
+    blocks: list[Block] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.reading: Branches | None = None
