@@ -93,11 +93,10 @@ def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def make_toy(folder: Path, noise: float = 0.0) -> None:
     """A random model with sharp answers; with noise it is a draft of the model without."""
-    model = small_llama(32, 0)
+    model = small_llama(32, 0, scale=6.0)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for weight in model.parameters():
-            weight.mul_(6.0 if weight.ndim == 2 else 1.0)
             weight.add_(noise * weight.std() * torch.randn(weight.shape, generator=generator))
     model.save(folder)
     train_tokenizer([f"some text {i * i}" for i in range(400)], VOCAB).save(folder)

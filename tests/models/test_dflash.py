@@ -51,6 +51,7 @@ from tests.models.test_eagle3 import (
     records,
     streams_of,
     through_transformers,
+    turned,
 )
 from tests.models.test_medusa import second_tokens
 
@@ -219,13 +220,6 @@ def learnt(folder: Path) -> DFlash:
     model = on_target(folder)
     train(Scene(model, records()), range(len(PROMPTS)), 120, LEARNS)
     return model
-
-
-def turned(heads: Tensor, places: Tensor) -> Tensor:
-    """Rotary positions as Hugging Face's checkpoints have them: the two halves of a head."""
-    angles = torch.outer(places.float(), 10000.0 ** (-torch.arange(0, 6, 2) / 6)).repeat(1, 2)
-    first, second = heads.chunk(2, -1)
-    return heads * angles.cos()[:, None] + torch.cat([-second, first], -1) * angles.sin()[:, None]
 
 
 @torch.no_grad()

@@ -234,9 +234,9 @@ def norm(x: Tensor, weight: Tensor) -> Tensor:
     return x * (x.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * weight
 
 
-def turned(heads: Tensor, dim: int) -> Tensor:
+def turned(heads: Tensor, places: Tensor) -> Tensor:
     """Rotary positions as Hugging Face's checkpoints have them: the two halves of a head."""
-    angles = torch.outer(torch.arange(len(heads)), 10000.0 ** (-torch.arange(0, dim, 2) / dim)).repeat(1, 2)
+    angles = torch.outer(places.float(), 10000.0 ** (-torch.arange(0, 6, 2) / 6)).repeat(1, 2)
     first, second = heads.chunk(2, -1)
     return heads * angles.cos()[:, None] + torch.cat([-second, first], -1) * angles.sin()[:, None]
 
@@ -297,7 +297,8 @@ def by_definition(weights: dict[str, Tensor], text: list[int], depth: int, form:
             )
             if "self_attn.q_norm.weight" in part:
                 query, key = (norm(x, part[f"self_attn.{n}_norm.weight"]) for n, x in (("q", query), ("k", key)))
-            query, key = turned(query, 6), turned(key, 6).repeat_interleave(2, 1)
+            places = torch.arange(number + 1)
+            query, key = turned(query, places), turned(key, places).repeat_interleave(2, 1)
             scores = torch.einsum("qhd,khd->hqk", query, key) / math.sqrt(6)
             scores = scores.masked_fill(torch.ones(number + 1, number + 1).triu(1).bool(), -torch.inf)
             mixed = torch.einsum("hqk,khd->qhd", scores.softmax(-1), value.repeat_interleave(2, 1)).flatten(1)

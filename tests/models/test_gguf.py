@@ -62,6 +62,13 @@ def llama_logits(file: Path) -> np.ndarray:
         return model.extend(IDS).copy()
 
 
+def llama_ids(model: LlamaCpp, text: str, *, begins: bool = False, special: bool = False) -> list[int]:
+    """The tokens of a text in llama.cpp."""
+    vocabulary, raw, buffer = lib.llama_model_get_vocab(model._model), text.encode(), (ctypes.c_int32 * 4096)()
+    count = lib.llama_tokenize(vocabulary, raw, len(raw), buffer, len(buffer), begins, special)
+    return list(buffer[:count])
+
+
 def our_logits(folder: Path) -> np.ndarray:
     """Logits after each of ``IDS``, from the project's own Llama."""
     with torch.no_grad():
@@ -235,11 +242,8 @@ def test_text_is_tokenized_as_by_the_tokenizer(tmp_path: Path) -> None:
     export(folder, tmp_path / "toy.gguf")
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     with LlamaCpp(tmp_path / "toy.gguf") as model:
-        vocabulary = lib.llama_model_get_vocab(model._model)
         for text in TEXTS:
-            raw, buffer = text.encode(), (ctypes.c_int32 * 256)()
-            count = lib.llama_tokenize(vocabulary, raw, len(raw), buffer, 256, False, False)
-            assert list(buffer[:count]) == tokenizer.encode(text).ids, text
+            assert llama_ids(model, text) == tokenizer.encode(text).ids, text
 
 
 def test_a_token_that_begins_texts_is_written_though_the_config_names_none(tmp_path: Path) -> None:
@@ -250,9 +254,7 @@ def test_a_token_that_begins_texts_is_written_though_the_config_names_none(tmp_p
     assert found.encode_prompt("text", "plain") == own.encode_prompt("text", "plain")
     assert found.bos_token == "<s>"
     with LlamaCpp(tmp_path / "toy.gguf") as model:
-        vocabulary, buffer = lib.llama_model_get_vocab(model._model), (ctypes.c_int32 * 64)()
-        count = lib.llama_tokenize(vocabulary, b"text", 4, buffer, 64, True, False)
-    assert list(buffer[:count]) == own.encode_prompt("text", "plain")
+        assert llama_ids(model, "text", begins=True) == own.encode_prompt("text", "plain")
 
 
 @pytest.mark.parametrize("is_old", [False, True])
@@ -273,11 +275,8 @@ def test_text_is_tokenized_as_by_sentencepiece(tmp_path: Path, is_old: bool) -> 
     texts = [text for text in (*rehearsed.texts(200), *TEXTS, "", " ", "\t x  ") if is_old or text[:1] != " "]
     assert len(texts) > 200
     with LlamaCpp(tmp_path / "toy.gguf") as model:
-        vocabulary = lib.llama_model_get_vocab(model._model)
         for text in texts:
-            raw, buffer = text.encode(), (ctypes.c_int32 * 4096)()
-            count = lib.llama_tokenize(vocabulary, raw, len(raw), buffer, 4096, True, False)
-            assert list(buffer[:count]) == tokenizer.encode(text).ids, text
+            assert llama_ids(model, text, begins=True) == tokenizer.encode(text).ids, text
             assert found.encode(text) == tokenizer.encode(text, add_special_tokens=False).ids
     made["model"]["merges"].pop(5)
     file.write_text(json.dumps(made))
@@ -305,10 +304,11 @@ def test_a_draft_gets_the_vocabulary_of_its_target(tmp_path: Path) -> None:
     read = []
     for name in ("target", "draft"):
         with LlamaCpp(tmp_path / f"{name}.gguf") as model:
-            vocabulary, buffer = lib.llama_model_get_vocab(model._model), (ctypes.c_int32 * 256)()
-            raw = " ".join(TEXTS).encode()
-            count = lib.llama_tokenize(vocabulary, raw, len(raw), buffer, 256, True, True)
-            read.append((list(buffer[:count]), lib.llama_vocab_bos(vocabulary), lib.llama_vocab_eos(vocabulary)))
+            vocabulary, ids = (
+                lib.llama_model_get_vocab(model._model),
+                llama_ids(model, " ".join(TEXTS), begins=True, special=True),
+            )
+            read.append((ids, lib.llama_vocab_bos(vocabulary), lib.llama_vocab_eos(vocabulary)))
     assert read[0] == read[1]
     assert len(read[0][0]) > 10
     write_toy(tmp_path / "small", num_hidden_layers=2, vocab_size=300)

@@ -40,6 +40,7 @@ from draftlab.models.gguf_import import ORIGINAL, SPLITS, TRIAL, check_loads, wr
 from draftlab.models.llama_cpp import LlamaCpp
 from draftlab.models.tokenizer import train_tokenizer
 from draftlab.plan import WORKFLOW, load_run
+from tests.models.test_gguf import llama_ids
 
 LLAMA_3 = {
     "rope_type": "llama3",
@@ -234,11 +235,8 @@ def test_texts_are_cut_as_in_llama_cpp(split: str, tmp_path: Path, monkeypatch: 
     file = gguf_of(network("llama", True), tmp_path / "toy")
     ours = load_tokenizer(file)
     with LlamaCpp(file) as model:
-        vocabulary = lib.llama_model_get_vocab(model._model)
         for text in [*TEXTS, "in 2024: 12345 or 7\n\n  it'LL do", "a.b,,c\r\n\tTAB  "]:
-            content, found = text.encode(), (lib.llama_token * 99)()
-            count = lib.llama_tokenize(vocabulary, content, len(content), found, 99, False, False)
-            assert ours.encode(text) == found[:count], text
+            assert ours.encode(text) == llama_ids(model, text), text
     assert set(SPLITS) == set(gguf_header.SPLITS)
 
 
