@@ -48,7 +48,7 @@ from draftlab.models.dflash_files import Form, read_form
 from draftlab.models.llama import Layer, Llama, block
 from draftlab.models.places import window_of
 from draftlab.models.products import linear
-from draftlab.models.released_heads import HeadOnTarget, ReleasedHead, config_of, load_draft
+from draftlab.models.released_heads import Fusion, HeadOnTarget, ReleasedHead, config_of, load_draft, take_weights
 from draftlab.models.rotary import rotate, rotation_table
 from draftlab.models.weights import fitting, read_weights, write_model
 
@@ -65,19 +65,6 @@ class Seen(NamedTuple):
     values: Float[Tensor, "batch kv len dim"]
 
 
-class Fusion(nn.Module):
-    """Mixes the states that a head reads into one, norm(F [a; b; ...]). The names of its weights are those in released files."""
-
-    def __init__(self, states: int, width: int, eps: float) -> None:
-        super().__init__()
-        self.fc = nn.Linear(states, width, bias=False)
-        self.hidden_norm = nn.RMSNorm(width, eps)
-
-    def forward(self, states: Float[Tensor, "batch len states"]) -> Float[Tensor, "batch len width"]:
-        mixed: Tensor = self.hidden_norm(linear(states.float(), self.fc.weight))
-        return mixed
-
-
 class Markov(nn.Module):
     """What a head of DSpark adds to the logits of a token, given the one before it. The names of its weights are those in released files."""
 
@@ -92,8 +79,6 @@ class Markov(nn.Module):
 
 class DFlashHead(ReleasedHead):
     """The weights of a head of DFlash or DSpark; those of a confidence head are ``kept_as_they_are``."""
-
-    fusion: Fusion
 
     def __init__(
         self,
@@ -112,10 +97,8 @@ class DFlashHead(ReleasedHead):
 class DFlash(HeadOnTarget):
     """A ``head`` on a target. ``depth``: the tokens of a block that it is trained and replayed for."""
 
-    fusion: Fusion
-
     def __init__(self, head: DFlashHead, target: LanguageModel, depth: int) -> None:
-        super().__init__(head, target, depth, head.fusion.fc.in_features, lambda _: head.form.layers)
+        super().__init__(head, target, depth, lambda _: head.form.layers)
         self.form, self.markov, self.kept_as_they_are = head.form, head.markov, head.kept_as_they_are
         if depth > self.form.longest:
             what = f"it drafts at most {self.form.longest} tokens at once, not {depth}"
@@ -237,14 +220,12 @@ def load(folder: Path | str, dtype: torch.dtype = torch.float32, device: str = "
             what = f"fc.weight reads {states} numbers, which are not those of {len(form.layers)} states"
             raise UserError(what, file=folder, remedy="fetch the head again")
         with torch.device("meta"):
-            fusion = Fusion(states, config.hidden_size, config.rms_norm_eps)
-        fusion.load_state_dict({name: tensors.pop(name).to(dtype) for name in fusion.state_dict()}, assign=True)
-        markov = None
-        if rank := fields.get("markov_rank"):
-            with torch.device("meta"):
-                markov = Markov(config.vocab_size, rank, config.head_tokens or config.vocab_size)
-            state = {name: tensors.pop(f"{MARKOV}{name}").to(dtype) for name in markov.state_dict()}
-            markov.load_state_dict(state, assign=True)
+            fusion = Fusion(states, config.hidden_size, config.rms_norm_eps, norm_after=True)
+            rank, outputs = fields.get("markov_rank"), config.head_tokens or config.vocab_size
+            markov = Markov(config.vocab_size, rank, outputs) if rank else None
+        take_weights(fusion, tensors, dtype)
+        if markov is not None:
+            take_weights(markov, tensors, dtype, MARKOV)
         unused = {name: tensors.pop(name) for name in list(tensors) if name.startswith(CONFIDENCE)}
         draft = load_draft(config, tensors, dtype)
     return DFlashHead(draft, fusion, markov, form, read_object(folder / "config.json"), folder, unused)

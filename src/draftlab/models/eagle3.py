@@ -38,38 +38,12 @@ from draftlab.models.eagle3_files import LAYER_IDS, MASK_STATE, Form, hides_laye
 from draftlab.models.llama import Llama
 from draftlab.models.parallel_draft import masked
 from draftlab.models.places import logits_by_place
-from draftlab.models.products import linear
-from draftlab.models.released_heads import HeadOnTarget, ReleasedHead, config_of, load_draft
+from draftlab.models.released_heads import Fusion, HeadOnTarget, ReleasedHead, config_of, load_draft, take_weights
 from draftlab.models.weights import fitting, read_weights, write_model
-
-
-class Fusion(nn.Module):
-    """Mixes the states that a head reads into one, F [a; b; c]. Norms may come first: one of all states together, one of each, or both.
-
-    The names of its weights are those in released files.
-    """
-
-    def __init__(self, form: Form, states: int, width: int, eps: float) -> None:
-        super().__init__()
-        self.fc = nn.Linear(states, width, bias=False)
-        self.input_norm = nn.RMSNorm(states, eps) if form.norm_before_fc else None
-        parts = form.states if form.fc_norm else 0
-        self.fc_norm = nn.ModuleList(nn.RMSNorm(states // parts, eps) for _ in range(parts))
-
-    def forward(self, states: Float[Tensor, "batch len states"]) -> Float[Tensor, "batch len width"]:
-        states = states.float()
-        if self.input_norm is not None:
-            states = self.input_norm(states)
-        if self.fc_norm:
-            parts = states.chunk(len(self.fc_norm), -1)
-            states = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], -1)
-        return linear(states, self.fc.weight)
 
 
 class Eagle3Head(ReleasedHead):
     """The weights of a head of EAGLE-3; ``mask_state`` is what one that proposes a block in one pass reads in place of the target's states."""
-
-    fusion: Fusion
 
     def __init__(
         self,
@@ -88,12 +62,11 @@ class Eagle3Head(ReleasedHead):
 class Eagle3(HeadOnTarget):
     """A ``head`` on a target. ``depth``: the tokens of a block that it is trained and replayed for; longer blocks can be decoded."""
 
-    fusion: Fusion
     skipped = 1
     """It does not read the first token of a text."""
 
     def __init__(self, head: Eagle3Head, target: LanguageModel, depth: int) -> None:
-        super().__init__(head, target, depth, head.fusion.fc.in_features, head.form.layers_of)
+        super().__init__(head, target, depth, head.form.layers_of)
         self.form, self.mask_state = head.form, head.mask_state
 
     @property
@@ -165,10 +138,11 @@ def load(folder: Path | str, dtype: torch.dtype = torch.float32, device: str = "
         raise no_mask(folder)
     config = replace(config_of(fields, tensors), on_states=True, norm_before_residual=form.norm_before_residual)
     with fitting(folder):
+        sizes, parts = (tensors["fc.weight"].shape[-1], config.hidden_size), form.states if form.fc_norm else 0
         with torch.device("meta"):
-            fusion = Fusion(form, tensors["fc.weight"].shape[-1], config.hidden_size, config.rms_norm_eps)
+            fusion = Fusion(*sizes, config.rms_norm_eps, norm_before=form.norm_before_fc, parts=parts)
         mask_state = None if form.mask is None else tensors.pop(MASK_STATE).to(dtype)
-        fusion.load_state_dict({name: tensors.pop(name).to(dtype) for name in fusion.state_dict()}, assign=True)
+        take_weights(fusion, tensors, dtype)
         draft = load_draft(config, tensors, dtype)
     if mask_state is not None and mask_state.numel() != fusion.fc.in_features:
         what = f"{MASK_STATE} has {mask_state.numel()} numbers, and the states {fusion.fc.in_features}"

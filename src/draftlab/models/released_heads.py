@@ -26,7 +26,42 @@ from draftlab.models.llama_decoder import LlamaCache
 from draftlab.models.llama_files import from_hub, to_hub
 from draftlab.models.on_target import OnTarget, ReadableTarget, as_readable
 from draftlab.models.places import ByPlace, checked_depth
+from draftlab.models.products import linear
 from draftlab.models.trimmed import EMBED, HEAD_TOKENS, NORM
+
+
+class Fusion(nn.Module):
+    """Mixes the states that a head reads into one, F [a; b; ...]. Norms may come first, one of all states together and one of each of ``parts``, or
+    after it. The names of its weights are those in released files.
+    """
+
+    def __init__(
+        self,
+        states: int,
+        width: int,
+        eps: float,
+        *,
+        norm_before: bool = False,
+        parts: int = 0,
+        norm_after: bool = False,
+    ) -> None:
+        super().__init__()
+        self.fc = nn.Linear(states, width, bias=False)
+        self.input_norm = nn.RMSNorm(states, eps) if norm_before else None
+        self.fc_norm = nn.ModuleList(nn.RMSNorm(states // parts, eps) for _ in range(parts))
+        self.hidden_norm = nn.RMSNorm(width, eps) if norm_after else None
+
+    def forward(self, states: Float[Tensor, "batch len states"]) -> Float[Tensor, "batch len width"]:
+        states = states.float()
+        if self.input_norm is not None:
+            states = self.input_norm(states)
+        if self.fc_norm:
+            parts = states.chunk(len(self.fc_norm), -1)
+            states = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], -1)
+        mixed = linear(states, self.fc.weight)
+        if self.hidden_norm is not None:
+            mixed = self.hidden_norm(mixed)
+        return mixed
 
 
 class ReleasedHead(nn.Module):
@@ -36,7 +71,7 @@ class ReleasedHead(nn.Module):
     Embedding and head of the ``draft`` are on torch's device meta where the file has none: they are the target's.
     """
 
-    def __init__(self, draft: Llama, fusion: nn.Module, config: dict[str, Any], folder: Path) -> None:
+    def __init__(self, draft: Llama, fusion: Fusion, config: dict[str, Any], folder: Path) -> None:
         super().__init__()
         self.draft, self.fusion, self.config, self.folder = draft, fusion, config, folder
 
@@ -60,16 +95,11 @@ class ReleasedHead(nn.Module):
 
 
 class HeadOnTarget(ByPlace, OnTarget[ReadableTarget]):
-    """A ``head`` on a target, which reads ``states`` numbers: the target's states before each of the layers that ``layers_of`` names for a target of
-    so many. ``depth``: the tokens of a block that it is trained and replayed for."""
+    """A ``head`` on a target, which reads the target's states before each of the layers that ``layers_of`` names for a target of so many. ``depth``: the
+    tokens of a block that it is trained and replayed for."""
 
     def __init__(
-        self,
-        head: ReleasedHead,
-        target: LanguageModel,
-        depth: int,
-        states: int,
-        layers_of: Callable[[int], tuple[int, ...]],
+        self, head: ReleasedHead, target: LanguageModel, depth: int, layers_of: Callable[[int], tuple[int, ...]]
     ) -> None:
         super().__init__(as_readable(target))
         self.depth, self.config = checked_depth(depth), head.config
@@ -77,7 +107,7 @@ class HeadOnTarget(ByPlace, OnTarget[ReadableTarget]):
         if (last := self.layers[-1]) > self.target.num_layers:
             what = f"it reads the states before layer {last} of a target of {self.target.num_layers} layers"
             raise UserError(what, file=head.folder, remedy="use the head of this target")
-        channels = states // len(self.layers)
+        channels = head.fusion.fc.in_features // len(self.layers)
         self.draft, self.fusion = head.draft, head.fusion
         (tokens, width), made_for = self.draft.embed.shape, (self.target.embed.shape[1], self.target.vocab_size)
         if (channels, tokens) != made_for:
@@ -128,6 +158,12 @@ def config_of(fields: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Llama
     is_normed = any(name.endswith("self_attn.q_norm.weight") for name in tensors)
     own = {"head_tokens": len(tensors.get("d2t", ())), "tie_word_embeddings": False}
     return llama_config({**fields, **own, "model_type": "qwen3" if is_normed else "llama"})
+
+
+def take_weights(module: nn.Module, tensors: dict[str, Tensor], dtype: torch.dtype, prefix: str = "") -> None:
+    """Give a module, which is on torch's device meta, its weights out of ``tensors``."""
+    state = {name: tensors.pop(f"{prefix}{name}").to(dtype) for name in module.state_dict()}
+    module.load_state_dict(state, assign=True)
 
 
 def load_draft(config: LlamaConfig, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Llama:
