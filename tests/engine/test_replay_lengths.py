@@ -80,15 +80,15 @@ def test_the_oracle_drafts_what_stands_and_asks_cost_a_step():
     """Two answers: at the first position 3 drafted tokens are accepted, at later ones fewer; nothing is accepted in the second answer."""
     shown = np.tile([0.9, 0.8, 0.3, 1.0], (7, 1))
     drafted = Drafted([5, 2], np.array([3, 2, 1, 0, 0, 0, 0]), shown, shown, shown, found=shown == 1)
-    oracle = cut(drafted, drafted.oracle())
+    oracle = cut(drafted, drafted.accepted)
     assert oracle.blocks.tolist() == [2, 2]
     assert oracle.drafted.tolist() == oracle.accepted.tolist() == [3, 0]
     assert oracle.emitted.tolist() == [5, 2]
     assert oracle.changes.tolist() == [1, 0]
     assert oracle.whole.tolist() == [0, 0]
-    assert cut(drafted.upto(3), drafted.upto(3).oracle()).whole.tolist() == [1, 0]
+    assert cut(drafted.upto(3), drafted.upto(3).accepted).whole.tolist() == [1, 0]
     short = drafted.upto(2)  # the oracle of a short block knows no more than the block holds
-    assert cut(short, short.oracle()).accepted.tolist() == [2, 0]
+    assert cut(short, short.accepted).accepted.tolist() == [2, 0]
     rule = drafted.confident(0.5)
     assert rule.tolist() == [2] * 7
     asked = cut(drafted, rule, asks=True)

@@ -39,7 +39,7 @@ class Drafted:
 
     **Arguments:**
     - `lengths`: answer positions of each request.
-    - `accepted`: how many drafted tokens are accepted; none beyond the end of an answer.
+    - `accepted`: how many drafted tokens are accepted; none beyond the end of an answer. As lengths of blocks, those of an oracle.
     - `confidence`: the draft's probability of each drafted token.
     - `entropy`: that of the draft's distribution.
     - `margin`: how much more probable the token is than the next one.
@@ -82,10 +82,6 @@ class Drafted:
     def without_model(self) -> Int64[np.ndarray, " positions"]:
         """As many tokens in a row as were found in a text."""
         return np.asarray(self.found.cumprod(1).sum(1))
-
-    def oracle(self) -> Int64[np.ndarray, " positions"]:
-        """As many tokens as are accepted, which no real rule can know."""
-        return self.accepted
 
 
 def while_at_least(scores: Float64[np.ndarray, "positions depth"], threshold: float) -> Int64[np.ndarray, " positions"]:

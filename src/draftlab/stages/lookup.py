@@ -223,7 +223,7 @@ def _replay(name: str, tuning: Drafted, measured: Drafted, settings: Settings) -
         # Lookup drafts all that it finds, in transformers too.
         choose = schedule(min(FIRST, settings.depth), settings.depth)
         rules.append((SCHEDULE, settings.depth, 0.0, cut(measured, choose)))
-    rules.append(("oracle", settings.depth, 0.0, cut(measured, measured.oracle())))
+    rules.append(("oracle", settings.depth, 0.0, cut(measured, measured.accepted)))
     facts = {"tuned": best + 1} | {rule: least for rule, _, least, _ in scored}
     return _rows(name, rules, settings), facts
 
