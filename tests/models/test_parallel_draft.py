@@ -1,4 +1,4 @@
-"""Drafts that propose a block in one pass, with and without their target's states: what they read, in the loop, along records and as learners."""
+"""Drafts that propose a block in one pass, or token after token on their target's states, or both: in the loop, along records and as learners."""
 
 from __future__ import annotations
 
@@ -33,32 +33,38 @@ from tests.engine.test_speculate import EOS, TARGET, make
 from tests.models.test_eagle import LEARNS, PROMPTS, narrow, records
 from tests.models.test_medusa import second_tokens
 
-KINDS = [pytest.param(False, id="alone"), pytest.param(True, id="on states")]
+AT_ONCE = ["alone", "on states"]
+KINDS = [*AT_ONCE, "token after token"]
 
 
-def drafted(
-    on_states: bool, depth: int = 3, draft: Llama | None = None, target: Llama = TARGET
-) -> ParallelDraft | Eagle:
-    """A draft to which its mask, and the target's states, matter from the start."""
-    model = of_blocks(draft or narrow(), target if on_states else None, depth, parallel=True)
-    assert isinstance(model, Eagle if on_states else ParallelDraft)
-    with torch.no_grad():
-        for weight in (model.mask, *([model.from_target] if isinstance(model, Eagle) else [])):
-            weight.normal_(std=0.5, generator=torch.Generator().manual_seed(1))
+def fresh(kind: str, depth: int = 3, draft: Llama | None = None, target: Llama = TARGET) -> ParallelDraft | Eagle:
+    """A draft that has not learnt to read its mask or its target's states."""
+    model = of_blocks(draft or narrow(), None if kind == "alone" else target, depth, parallel=kind in AT_ONCE)
+    assert isinstance(model, ParallelDraft if kind == "alone" else Eagle)
     return model
 
 
-def learnt(on_states: bool, steps: int = 120, draft: Llama | None = None) -> ParallelDraft | Eagle:
-    """A draft that has learnt to propose three tokens in one pass."""
-    model = of_blocks(draft or narrow(), TARGET if on_states else None, 3, parallel=True)
+def drafted(kind: str, depth: int = 3, draft: Llama | None = None, target: Llama = TARGET) -> ParallelDraft | Eagle:
+    """A draft to which its mask and its target's states matter from the start."""
+    model = fresh(kind, depth, draft, target)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if not name.startswith("draft."):
+                weight.normal_(std=0.5, generator=torch.Generator().manual_seed(1))
+    return model
+
+
+def learnt(kind: str, steps: int = 120, draft: Llama | None = None) -> ParallelDraft | Eagle:
+    """A draft that has learnt to propose three tokens."""
+    model = fresh(kind, draft=draft)
     train(Scene(model, records()), range(len(PROMPTS)), steps, LEARNS)
     return model
 
 
-@pytest.mark.parametrize("on_states", KINDS)
-def test_each_prediction_reads_the_text_and_then_masks(on_states: bool):
+@pytest.mark.parametrize("kind", AT_ONCE)
+def test_each_prediction_reads_the_text_and_then_masks(kind: str):
     """By the definition: the d-th prediction of a token reads the text up to d places before it, and then d - 1 masks."""
-    model, text = drafted(on_states), [1, 4, 7, 5, 9, 6, 8, 3]
+    model, text = drafted(kind), [1, 4, 7, 5, 9, 6, 8, 3]
     with torch.no_grad():
         found = model.answer_logits([text[:3]], [text[3:]])
         of_target = torch.nn.functional.pad(TARGET.states(torch.tensor([text])), (0, 0, 1, 0))
@@ -77,39 +83,39 @@ def test_each_prediction_reads_the_text_and_then_masks(on_states: bool):
                 torch.testing.assert_close(found[depth - 1, place - 3], wanted, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("on_states", KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("batch", [1, 4, None])
 @pytest.mark.parametrize("draft_len", [1, 3, 5])
-def test_greedy_text_is_the_targets(on_states: bool, draft_len: int, batch: int | None):
-    model, options = learnt(on_states), {"max_new_tokens": 20, "eos_ids": [EOS], "batch": batch}
+def test_greedy_text_is_the_targets(kind: str, draft_len: int, batch: int | None):
+    model, options = learnt(kind), {"max_new_tokens": 20, "eos_ids": [EOS], "batch": batch}
     found = speculate(TARGET, model, PROMPTS, draft_len=draft_len, **options)
     assert [trace.answer_ids for trace in found.traces] == generate(TARGET, PROMPTS, **options)
     assert sum(sum(trace.accepted) for trace in found.traces) > 0
 
 
-@pytest.mark.parametrize("on_states", KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("prompts", [[[3] * 44], [[3] * 44, [1, 5]], [[3] * 44] * 2])
-def test_the_context_may_be_filled_to_the_last_place(on_states: bool, prompts: list[list[int]]):
+def test_the_context_may_be_filled_to_the_last_place(kind: str, prompts: list[list[int]]):
     options = {"max_new_tokens": TARGET.context_length - 44, "eos_ids": []}
-    found = speculate(TARGET, drafted(on_states), prompts, draft_len=3, **options)
+    found = speculate(TARGET, drafted(kind), prompts, draft_len=3, **options)
     assert [trace.answer_ids for trace in found.traces] == generate(TARGET, prompts, **options)
 
 
-@pytest.mark.parametrize("on_states", KINDS)
-def test_the_shorter_context_is_that_of_the_draft(on_states: bool):
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_shorter_context_is_that_of_the_draft(kind: str):
     draft, prompts = narrow(), [[1] * 18, [1, 5]]
     draft.config = replace(draft.config, max_position_embeddings=22)  # padded prompts would have 32 places
     options = {"max_new_tokens": 4, "eos_ids": []}
-    found = speculate(TARGET, drafted(on_states, draft=draft), prompts, draft_len=3, **options)
+    found = speculate(TARGET, drafted(kind, draft=draft), prompts, draft_len=3, **options)
     assert [trace.answer_ids for trace in found.traces] == generate(TARGET, prompts, **options)
     with pytest.raises(UserError, match="the context holds 22"):
-        speculate(TARGET, drafted(on_states, draft=draft), prompts, draft_len=3, **options | {"max_new_tokens": 5})
+        speculate(TARGET, drafted(kind, draft=draft), prompts, draft_len=3, **options | {"max_new_tokens": 5})
 
 
-@pytest.mark.parametrize("on_states", KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("batch", [1, None])
-def test_replay_counts_what_live_decoding_counts(on_states: bool, batch: int | None):
-    model, prompts = learnt(on_states), [*PROMPTS, *([1, 5 + i % 7, 9 + i % 11, 3 + i % 5] for i in range(40))]
+def test_replay_counts_what_live_decoding_counts(kind: str, batch: int | None):
+    model, prompts = learnt(kind), [*PROMPTS, *([1, 5 + i % 7, 9 + i % 11, 3 + i % 5] for i in range(40))]
     walked = replay(model, records(prompts=prompts), 3)
     decoded = speculate(TARGET, model, prompts, draft_len=3, max_new_tokens=20, eos_ids=[EOS], batch=batch).traces
     assert walked.blocks.tolist() == [len(trace.emitted) for trace in decoded]
@@ -117,9 +123,9 @@ def test_replay_counts_what_live_decoding_counts(on_states: bool, batch: int | N
     assert 0 < walked.accepted.sum() < walked.visited.sum()
 
 
-@pytest.mark.parametrize("on_states", KINDS)
-def test_replay_expects_what_live_sampling_finds(on_states: bool):
-    model, generator = learnt(on_states), torch.Generator().manual_seed(0)
+@pytest.mark.parametrize("kind", KINDS)
+def test_replay_expects_what_live_sampling_finds(kind: str):
+    model, generator = learnt(kind), torch.Generator().manual_seed(0)
     options = {"max_new_tokens": 20, "eos_ids": [EOS], "sampling": Sampling(1.0), "generator": generator}
     traces = speculate(TARGET, model, PROMPTS * 60, draft_len=3, **options).traces
     recorded = record(TARGET, [(str(i), p) for i, p in enumerate(PROMPTS * 60)], **options)
@@ -128,21 +134,21 @@ def test_replay_expects_what_live_sampling_finds(on_states: bool):
     assert live == pytest.approx(expected.emitted.sum() / expected.blocks.sum(), abs=0.05)
 
 
-@pytest.mark.parametrize("on_states", KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("verifier", ["single", "block"])
-def test_sampled_text_follows_the_targets_distribution(on_states: bool, verifier: str):
+def test_sampled_text_follows_the_targets_distribution(kind: str, verifier: str):
     target = make(5, vocab=6)
     options = {"sampling": Sampling(1.0), "generator": torch.Generator().manual_seed(0)}
     options |= {"draft_len": 2, "verifier": VERIFIERS[verifier]}
-    draft = drafted(on_states, 2, narrow(6), target)
+    draft = drafted(kind, 2, narrow(6), target)
     drawn = itertools.islice(second_tokens(target, draft, [1, 2, 3, 5], **options), 5000)
     assert check_samples(drawn, Budget(5000, 1e-3, 0)).lossless
 
 
-@pytest.mark.parametrize("on_states", KINDS)
-def test_it_learns_to_propose_the_later_tokens(on_states: bool):
-    untrained = of_blocks(narrow(), TARGET if on_states else None, 3, parallel=True)
-    before, model = untrained.mask.detach().clone(), learnt(on_states)
+@pytest.mark.parametrize("kind", AT_ONCE)
+def test_it_learns_to_propose_the_later_tokens(kind: str):
+    untrained = fresh(kind)
+    before, model = untrained.mask.detach().clone(), learnt(kind)
     assert replay(model, records(), 3).accepted.sum() >= 2 * replay(untrained, records(), 3).accepted.sum()
     assert not torch.isclose(model.mask, before).any(), "the mask is learnt"
     second = replay(model, records(), 3).accepted.sum() - replay(model, records(), 1).accepted.sum()
@@ -166,10 +172,10 @@ def test_the_first_token_is_drafted_as_before():
         torch.testing.assert_close(first, draft.answer_logits(PROMPTS, PROMPTS))
 
 
-@pytest.mark.parametrize("on_states", KINDS)
-def test_a_trimmed_head_proposes_only_its_tokens(on_states: bool):
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_trimmed_head_proposes_only_its_tokens(kind: str):
     kept = [0, 2, 5, 6, 9, 11]
-    model = learnt(on_states, draft=trim_head(narrow(), kept))
+    model = learnt(kind, draft=trim_head(narrow(), kept))
     assert kept_by(model) is model.draft.kept
     logits = model.answer_logits([[1, 2, 3]], [[4, 5, 6]])
     assert logits.isfinite().all(0).all(0).nonzero()[:, 0].tolist() == kept
@@ -177,7 +183,7 @@ def test_a_trimmed_head_proposes_only_its_tokens(on_states: bool):
 
 def test_it_is_saved_as_a_language_model_with_the_mask_as_a_token(tmp_path):
     """Opened again it proposes the same, but for the probability of that token, whose row the head shares."""
-    model = learnt(False)
+    model = learnt("alone")
     model.token = 33
     model.save(tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["pard_token"] == 33
@@ -197,7 +203,7 @@ def test_it_is_saved_as_a_language_model_with_the_mask_as_a_token(tmp_path):
 
 
 def test_a_draft_on_states_is_saved_for_nobody_else(tmp_path):
-    model = learnt(True, steps=2)
+    model = learnt("on states", steps=2)
     model.save(tmp_path / "draft")
     assert torch.equal(load_file(tmp_path / "draft" / HEADS)["mask"], model.mask)
     with pytest.raises(UserError, match="this draft reads its target's states"):
@@ -222,14 +228,14 @@ def test_the_weights_beside_the_drafts_are_counted():
     assert of_blocks(draft, None, 3, parallel=False) is draft
 
 
-@pytest.mark.parametrize("on_states", KINDS)
-def test_what_it_cannot_do_is_refused(on_states: bool):
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_it_cannot_do_is_refused(kind: str):
     options = {"draft_len": 3, "num_drafts": 2, "max_new_tokens": 4, "eos_ids": []}
     with pytest.raises(UserError, match="writes one sequence"):
-        speculate(TARGET, drafted(on_states), PROMPTS, verifier=VERIFIERS["rrs"], **options)
+        speculate(TARGET, drafted(kind), PROMPTS, verifier=VERIFIERS["rrs"], **options)
     with pytest.raises(UserError, match="not one of several"):
-        speculate(TARGET, [narrow(), drafted(on_states)], PROMPTS, verifier=VERIFIERS["specinfer"], **options)
+        speculate(TARGET, [narrow(), drafted(kind)], PROMPTS, verifier=VERIFIERS["specinfer"], **options)
     with pytest.raises(UserError, match="guesses 3 tokens per block"):
-        replay(drafted(on_states), records(), 4)
+        replay(drafted(kind), records(), 4)
     with pytest.raises(UserError, match="depth is 0"):
-        drafted(on_states, depth=0)
+        drafted(kind, depth=0)
