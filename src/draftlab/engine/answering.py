@@ -52,7 +52,6 @@ def answer(
             kept, rejected = fitting(prompts, requests, tokenizer, settings, limit)
         if isinstance(model, Server):
             model.check_tokenizer(tokenizer)
-            model.check_sampling()
         if parts:
             parts = open_parts(
                 parts, f"{_identity(model, target, settings)} {tokenizer.eos_ids} {sampling} {seed} {kept}"

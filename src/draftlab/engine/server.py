@@ -51,6 +51,9 @@ class Server:
 
     def __init__(self, target: Path, settings: Answering, sampling: Sampling) -> None:
         self._settings, self._sampling, self._url = settings, sampling, settings.url.rstrip("/")
+        if sampling.temperature > 1 and not sampling.top_k:  # there, the tokens that it does not name may weigh much
+            what = f"temperature {sampling.temperature:g} also draws tokens that it does not name, and their probabilities are not known"
+            raise UserError(what, file=self._url, remedy="set top_k, or use another engine")
         self._key = os.environ.get(API_KEY, "")
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         self._pool = PoolManager(maxsize=settings.batch, retries=RETRIES, timeout=TIMEOUT, headers=headers)
@@ -124,12 +127,6 @@ class Server:
             raise UserError(
                 what, file=self._url, remedy="serve the model in that folder, or give the folder of the served model"
             )
-
-    def check_sampling(self) -> None:
-        """``UserError`` if the tokens that the server does not name may weigh more at the temperature than can be known."""
-        if self._sampling.temperature > 1 and not self._sampling.top_k:
-            what = f"temperature {self._sampling.temperature:g} also draws tokens that it does not name, and their probabilities are not known"
-            raise UserError(what, file=self._url, remedy="set top_k, or use another engine")
 
     def answer(self, prompt: Sequence[int], ends: Collection[int], seed: int) -> dict[str, Tensor]:
         """One answer as a ``recording.Part``."""
