@@ -54,9 +54,7 @@ class Form:
 
     def layers_of(self, target_layers: int) -> tuple[int, ...]:
         """``layers`` for a target of so many layers."""
-        if self.layers is None:
-            return states_read(target_layers)
-        return self.layers
+        return states_read(target_layers) if self.layers is None else self.layers
 
 
 def states_read(layers: int) -> tuple[int, int, int]:
