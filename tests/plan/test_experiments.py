@@ -181,6 +181,15 @@ def test_an_experiment_without_its_dataset_is_left_out_or_refused(tmp_path):
     assert "osd_arena_classes" in load({"experiments": "all"}).experiments
 
 
+@pytest.mark.parametrize("content", ["[]", '{"draft_vocab_size": 30}'])
+def test_a_config_json_in_the_working_directory_is_no_draft(tmp_path, monkeypatch, content):
+    """Where no draft was named, it once ended the plan, or left out the experiments that a released head cannot run."""
+    expected = list(load({"scale": "smoke"}).experiments)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.json").write_text(content)
+    assert list(load({"scale": "smoke"}).experiments) == expected
+
+
 def test_raw_files_that_are_missing_or_unreadable_are_refused_unless_no_cell_needs_them(tmp_path):
     (tmp_path / "x" / "gsm8k").mkdir()
     (tmp_path / "x" / "gsm8k" / "train.jsonl").write_text('{"question": "?", "answer": "1"}\n')

@@ -236,8 +236,8 @@ def is_dspark(config: Mapping[str, Any]) -> bool:
 
 
 def head_in(model: Path | str) -> Head:
-    """Which head is in the folder of a model; none in that of a language model, or where the model is on the hub, which is not known yet."""
-    if not (Path(model) / "config.json").is_file() or not is_head(config := read_config(model)):
+    """Which head is in the folder of a model; none in that of a language model, where the model is on the hub, which is not known yet, or for ''."""
+    if not model or not (Path(model) / "config.json").is_file() or not is_head(config := read_config(model)):
         return ""
     return "dspark" if is_dspark(config) else "dflash" if is_dflash(config) else "eagle3"
 
