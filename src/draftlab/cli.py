@@ -203,7 +203,19 @@ def exit_on_error(call: Callable[[], object]) -> None:
     except KeyboardInterrupt:
         sys.exit("draftlab: interrupted; finished files are kept, run again to resume")
     except Exception as error:
-        sys.exit(_unexpected(error))
+        sys.exit(_full_memory(error) or _unexpected(error))
+
+
+def _full_memory(error: Exception) -> str:
+    """One line about a memory that is full, of the GPU or of the machine; '' for any other error."""
+    whole = printable(str(error).strip() or type(error).__name__)
+    fewer = "lower batch_tokens, batch, micro_batch or sample_batch: docs/paper.md, A smaller GPU"
+    if "out of memory" in whole or "CUBLAS_STATUS_ALLOC_FAILED" in whole:  # of a GPU
+        return f"draftlab: error: {'. '.join(whole.split('. ')[:3])} ({fewer}; finished parts are kept)"
+    if isinstance(error, MemoryError) or "DefaultCPUAllocator: can't allocate memory" in whole:
+        more = "request more (mem_mb below needs in the scale)"
+        return f"draftlab: error: the machine's memory is full: {whole} ({fewer}; or {more})"
+    return ""
 
 
 def _unexpected(error: Exception) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from draftlab import cli, plan
 from draftlab.errors import UserError
@@ -111,6 +112,34 @@ def test_an_error_that_nobody_foresaw_is_one_line_and_a_file(tmp_path: Path, mon
     assert "second line" in text
     assert "secret" not in text
     assert sys.argv[0] in text
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            torch.OutOfMemoryError(
+                "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 39.39 GiB of which 1.12 GiB is free."
+                " Process 1 has 38.2 GiB memory in use. See documentation"
+            ),
+            "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 39.39 GiB of which 1.12 GiB is free"
+            " (lower batch_tokens, batch, micro_batch or sample_batch: docs/paper.md, A smaller GPU; finished parts are kept)",
+        ),
+        (RuntimeError("CUDA error: out of memory\nSearch"), "CUDA error: out of memory\\nSearch (lower batch_tokens, "),
+        (MemoryError(), "the machine's memory is full: MemoryError (lower batch_tokens, "),
+        (
+            RuntimeError("[enforce fail] err == 0. DefaultCPUAllocator: can't allocate memory: you tried"),
+            "the machine's memory is full: [enforce fail] err == 0. DefaultCPUAllocator: can't allocate memory: you tried (lower",
+        ),
+    ],
+)
+def test_a_full_memory_is_no_bug_and_the_message_says_what_to_lower(error: Exception, said: str) -> None:
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(SystemExit) as stop:
+        cli.exit_on_error(fail)
+    assert str(stop.value.code).startswith(f"draftlab: error: {said}")
 
 
 def test_an_error_inside_a_users_function_names_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -322,7 +322,7 @@ def load(folder: Path | str, dtype: torch.dtype = torch.float32, device: str = "
                 if not torch.allclose(first, other, rtol=1e-3, atol=1e-3, equal_nan=True):
                     what = f"{config.model_type} with this config sees the tokens after a position, too"
                     raise UserError(what, remedy="use a model with causal attention")
-        except UserError:
+        except (UserError, torch.OutOfMemoryError):
             raise
         except Exception as error:  # a config may ask for anything
             what = f"the model fails to read two tokens, at once or with a cache: {first_line(error)}"
