@@ -256,7 +256,7 @@ def _online(run: Run, settings: Online, prompt: int, target: OnCard, draft: OnCa
 def _distilling(run: Run, settings: Training, prompt: int, draft: OnCard, count: int, measured: int) -> float:
     """Seconds in which a draft learns from ``count`` recorded answers, and is ``measured`` so many times."""
     text = prompt + run.settings.pairs[settings.pair].answers.max_new_tokens
-    rows = settings.micro_batch or settings.batch
+    rows = min(settings.micro_batch or settings.batch, settings.batch)
     learnt = draft.updating(rows, text, math.ceil(count / rows))
     return learnt + measured * _replaying(run, draft, text)
 
@@ -265,8 +265,11 @@ def _offline(run: Run, settings: Offline, prompt: int, target: OnCard, draft: On
     """Seconds in which a draft learns and is measured, and in which answers that are not recorded are written and scored."""
     answers, data = run.settings.pairs[settings.pair].answers, run.settings.data
     new, text = answers.max_new_tokens, prompt + answers.max_new_tokens
+    # Each process learns from its share of every batch; all of them wait for the one that measures.
+    processes = run.settings.compute.processes
+    settings = settings.model_copy(update={"batch": math.ceil(settings.batch / processes)})
     count = settings.epochs * (settings.requests or data.train_requests(settings.dataset))
-    count = count if settings.loss != "none" else 0
+    count = math.ceil(count / processes) if settings.loss != "none" else 0
     measured = 1 + settings.probes * settings.epochs
     total = _distilling(run, settings, prompt, draft, count, measured)
     if settings.reads_target or settings.parallel:  # each token once for each place in a block

@@ -237,6 +237,9 @@ def _peak(run: Run, settings: Any) -> int | None:
         return _specialists(run.settings.pairs[settings.pair], settings)
     if not isinstance(settings, Training):
         return None
+    if isinstance(settings, Offline):  # each process has its share of a batch
+        share = math.ceil(settings.batch / run.settings.compute.processes)
+        settings = settings.model_copy(update={"batch": share})
     pair = run.settings.pairs[settings.pair]
     draft = model_of(pair, settings.draft)
     if draft is None:

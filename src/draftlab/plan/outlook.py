@@ -18,42 +18,63 @@ from draftlab.plan.run import Run, run_of
 from draftlab.plan.scale import Gpu
 from draftlab.stages import STAGES
 
+HELD = 1.15
+"""A job fits a card of so many times its peak: torch's allocator held up to 1.12 times the peak that was computed (docs/paper.md), and CUDA
+itself takes more."""
+LOWER = {
+    "answer": "pairs.{pair}.answers.batch_tokens",
+    "pairs": "pairs.{pair}.answers.batch_tokens",
+    "offline": "micro_batch, sample_batch",
+    "online": "micro_batch",
+    "tokens": "micro_batch",
+    "medusa": "micro_batch",
+    "blocks": "batch",
+    "live": "batch",
+    "trees": "batch",
+}
+"""What makes a job of a rule smaller: a key of the scale, or settings of its experiment."""
+
 
 def lines(run: Run, gpu: str, card: Card, *, prompt: int = 256, gpus: int = 1) -> Iterator[str]:
     """The table by rule, the jobs that do not fit a ``card``, downloads, and repositories that ask for access."""
     every = list(jobs(run))
     hours = {job: taken / 3600 for job in every if (taken := seconds(run, job, card, prompt)) is not None}
-    yield from _by_rule(run, every, hours)
+    gpu_hours = {job: taken * run.settings.asked(job.rule, job.pair).gpu for job, taken in hours.items()}
+    yield from _by_rule(run, every, gpu_hours)
     if hours:
         unknown = sorted({job.rule for job in every if job not in hours and has_gpu(run, job.rule, job.pair)})
         yield f"GPU, h: on {gpu}, prompts of {prompt} tokens, answers as long as they may be; without {', '.join(unknown) or 'exception'}"
         longest = max((taken for job, taken in hours.items() if job.rule not in STAGES), default=0.0)
         longest += max((taken for job, taken in hours.items() if job.rule in STAGES), default=0.0)
-        total = max(sum(hours.values()) / gpus, longest)
+        total = max(sum(gpu_hours.values()) / gpus, longest)
         yield f"on {gpus} GPU{'s' * (gpus > 1)}: {total:,.1f} hours or more, of which the longest answers and the longest cell take {longest:,.1f}"
+    if (most := max(run.settings.asked(job.rule, job.pair).gpu for job in every)) > gpus:
+        yield f"a job asks for {most} GPUs, more than there are (--gpus {gpus})"
     for job, taken in hours.items():
         if taken * 60 > (limit := run.settings.asked(job.rule, job.pair).runtime):
             yield f"requests {limit} min, may take {taken * 60:,.0f}: {job.rule} {job.pair} {job.name}"
     yield from _downloads(run, every)
-    large = [job for job in every if job.peak and job.peak > card.memory * 2**30 and has_gpu(run, job.rule, job.pair)]
+    room = card.memory * 2**30 / HELD
+    large = [job for job in every if job.peak and job.peak > room and has_gpu(run, job.rule, job.pair)]
     for job in large:
-        yield f"does not fit {gpu} ({card.memory:g} GiB): {job.rule} {job.pair} {job.name}, {(job.peak or 0) / 2**30:,.1f} GiB"
+        lower = f"; lower {LOWER[job.rule].format(pair=job.pair)}" if job.rule in LOWER else ""
+        yield f"does not fit {gpu} ({card.memory:g} GiB): {job.rule} {job.pair} {job.name}, {(job.peak or 0) * HELD / 2**30:,.1f} GiB{lower}"
     if not large:
         yield f"every job that is modelled fits {gpu} ({card.memory:g} GiB)"
 
 
-def _by_rule(run: Run, every: Sequence[Job], hours: Mapping[Job, float]) -> Iterator[str]:
+def _by_rule(run: Run, every: Sequence[Job], gpu_hours: Mapping[Job, float]) -> Iterator[str]:
     """A line per rule, and one for all."""
     yield f"{'rule':<18}{'jobs':>6}{'GPU, GB':>10}{'GPU, h':>9}{'host, GB':>10}{'disk, GB':>10}"
     for rule in dict.fromkeys(job.rule for job in every):
         of_rule = [job for job in every if job.rule == rule]
         peaks = [job.peak for job in of_rule if job.peak]
         peak = f"{max(peaks) / 1e9:,.1f}" if peaks and any(has_gpu(run, job.rule, job.pair) for job in of_rule) else "-"
-        taken = f"{sum(hours[job] for job in of_rule):,.1f}" if all(job in hours for job in of_rule) else "-"
+        taken = f"{sum(gpu_hours[job] for job in of_rule):,.1f}" if all(job in gpu_hours for job in of_rule) else "-"
         host, disk = max(memory_mb(run, job) for job in of_rule) / 1e3, sum(job.disk for job in of_rule) / 1e9
         yield f"{rule:<18}{len(of_rule):>6}{peak:>10}{taken:>9}{host:>10,.1f}{disk:>10,.1f}"
     disk = sum(job.disk for job in every) / 1e9
-    yield f"{'in all':<18}{len(every):>6}{'':>10}{sum(hours.values()):>9,.1f}{'':>10}{disk:>10,.1f}"
+    yield f"{'in all':<18}{len(every):>6}{'':>10}{sum(gpu_hours.values()):>9,.1f}{'':>10}{disk:>10,.1f}"
     yield "GPU, GB: the most that any job takes, with every prompt as long as the context allows; host: what a job requests"
 
 
