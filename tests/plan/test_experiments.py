@@ -1088,9 +1088,32 @@ def test_a_run_with_other_models_or_prompts_of_the_models_says_so():
         {"answers": {"batch": 1}},
         {"dataset": "mine.jsonl"},
     ]
-    assert all(load(config).config.has_own_models for config in own)
+    assert all(load(config).has_own_models for config in own)
     scales = [{"scale": "paper"}, {"raw": "x"}, {"name": "my_run"}]
-    assert not any(load(config).config.has_own_models for config in scales)
+    assert not any(load(config).has_own_models for config in scales)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "own"),
+    [
+        ("needs: {offline: {gpu: 4}}\ncompute: {processes: 4}\nlimits: {runtime: 720}", False),
+        ("pairs: {main: {answers: {batch_tokens: 8192, batch: 4}}}", False),
+        (
+            "experiments: {osd_offline: {fixed: {micro_batch: 8, sample_batch: 8}}, mdss_live: {fixed: {batch: 2}}}",
+            False,
+        ),
+        ("{}", False),
+        ("data: {train: 100}", True),
+        ("pairs: {main: {answers: {max_new_tokens: 64}}}", True),
+        ("pairs: {main: {target: {context: 1024}}}", True),
+        ("experiments: {osd_offline: {fixed: {batch: 8}}}", True),
+        ("experiments: {osd_offline: {axes: {dataset: [spider]}}}", True),
+    ],
+)
+def test_a_file_that_only_fits_jobs_to_a_machine_leaves_the_printed_setting(tmp_path, sizes, own):
+    """Else a run of the papers' models on smaller GPUs would never be judged as one."""
+    (tmp_path / "sizes.yaml").write_text(sizes)
+    assert load({"scale": "paper", "sizes": str(tmp_path / "sizes.yaml")}).has_own_models == own
 
 
 def test_t5_cells_have_models_and_answers_of_their_own(tmp_path):

@@ -106,6 +106,34 @@ def test_a_measurement_asks_for_every_core_that_is_counted(tmp_path, cores, aske
     assert found == f"latency_alpha {asked}\n"
 
 
+@pytest.mark.workflow
+def test_no_job_requests_more_than_the_limits_also_when_it_is_tried_again(tmp_path):
+    """A cluster holds a job that requests more than its longest one for ever."""
+    folder = copy_checkout(tmp_path / "checkout")
+    (folder / "sizes.yaml").write_text("{needs: {offline: {runtime: 500}}, limits: {runtime: 720, mem_mb: 3000}}")
+    for file in (
+        "main/models/target/config.json",
+        "main/models/draft/config.json",
+        "main/answers/spider.train/answers.jsonl",
+    ):
+        (folder / "results/mine" / file).parent.mkdir(parents=True)
+        (folder / "results/mine" / file).touch()
+    held_out = folder / "results/mine/main/answers/spider.eval/answers.jsonl"
+    held_out.parent.mkdir()
+    held_out.touch()
+    submit = "echo {resources.runtime} {resources.mem_mb} >>submitted; false"
+    words = (
+        "--retries=1",
+        f"--cluster-generic-submit-cmd={submit}",
+        "--config",
+        "scale=smoke",
+        "name=mine",
+        "sizes=sizes.yaml",
+    )
+    found = submitted(folder, "offline", "results/mine/cells/osd_offline/spider/rows.csv", *words)
+    assert [line.split() for line in found.splitlines()] == [["500", "2500"], ["720", "3000"]]
+
+
 SQUEUE = {"COMPLETED": "success"} | dict.fromkeys(["COMPLETING", "PENDING", "RUNNING"], "running")
 SQUEUE |= dict.fromkeys(["FAILED", "OUT_OF_MEMORY", "TIMEOUT", "CANCELLED", "NODE_FAIL"], "failed")
 

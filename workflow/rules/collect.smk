@@ -64,7 +64,7 @@ rule claims:
     params:
         scale=RUN.scale,
         experiments=list(RUN.experiments),
-        own=["--own-models"] if RUN.config.has_own_models else [],
+        own=["--own-models"] if RUN.has_own_models else [],
         measures=digest_of(
             [
                 (one.view, dict(one.stage_kind.measures))
@@ -175,7 +175,7 @@ rule publish:
         folder=f"paper_figures/{RUN.name}/data",
         names=lambda wildcards, input: [Path(table).stem for table in input.tables],
         scale=RUN.scale,
-        own=["--own-models"] if RUN.config.has_own_models else [],
+        own=["--own-models"] if RUN.has_own_models else [],
         others=lambda wildcards: " ".join(sorted(set(PUBLISHED) - set(RUN.experiments))),
     shell:
         r"""

@@ -24,12 +24,12 @@ def needs_of(rule, wildcards):
 def resources_of(rule):
     """The ``resources`` of a rule. A second attempt asks for twice the memory and time, because the first may have run out of them."""
     return {
-        "mem_mb": lambda wildcards, attempt: needs.requested_mb(
-            RUN, rule, dict(wildcards.items())
-        )
-        * attempt,
-        "runtime": lambda wildcards, attempt: needs_of(rule, wildcards).runtime
-        * attempt,
+        "mem_mb": lambda wildcards, attempt: RUN.settings.within(
+            "mem_mb", needs.requested_mb(RUN, rule, dict(wildcards.items())) * attempt
+        ),
+        "runtime": lambda wildcards, attempt: RUN.settings.within(
+            "runtime", needs_of(rule, wildcards).runtime * attempt
+        ),
         "gpu": lambda wildcards: needs_of(rule, wildcards).gpu,
     }
 

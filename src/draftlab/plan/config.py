@@ -127,11 +127,6 @@ class RunConfig(Settings):
         return {role: name for role in ("target", "draft") if (name := getattr(self, role))}
 
     @property
-    def has_own_models(self) -> bool:
-        """Whether the models, their sizes or their prompts may differ from the scale's, and so from those of a paper."""
-        return any(getattr(self, key) for key in CHANGES if key != "raw")
-
-    @property
     def default_name(self) -> str:
         """The scale and the keys that change it: the folder of the results, if ``name`` gives no other."""
         return "-".join([self.scale, *(key for key in CHANGES if getattr(self, key))])

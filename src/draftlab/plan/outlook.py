@@ -51,7 +51,7 @@ def lines(run: Run, gpu: str, card: Card, *, prompt: int = 256, gpus: int = 1) -
     if (most := max(run.settings.asked(job.rule, job.pair).gpu for job in every)) > gpus:
         yield f"a job asks for {most} GPUs, more than there are (--gpus {gpus})"
     for job, taken in hours.items():
-        if taken * 60 > (limit := run.settings.asked(job.rule, job.pair).runtime):
+        if taken * 60 > (limit := run.settings.within("runtime", run.settings.asked(job.rule, job.pair).runtime)):
             yield f"requests {limit} min, may take {taken * 60:,.0f}: {job.rule} {job.pair} {job.name}"
     yield from _downloads(run, every)
     room = card.memory * 2**30 / HELD

@@ -18,11 +18,11 @@ from draftlab.files.yaml_files import Place
 from draftlab.latency.settings import Engine
 from draftlab.plan.chosen import ON_ADAPTATION, experiments_of, shows_adaptation
 from draftlab.plan.command_line import read_value
-from draftlab.plan.config import DIGESTS, RunConfig, check_models, check_names
+from draftlab.plan.config import CHANGES, DIGESTS, RunConfig, check_models, check_names
 from draftlab.plan.experiment import Experiment, check_datasets
 from draftlab.plan.own import check_own, with_own
 from draftlab.plan.scale import MAIN, Scale, ScaleSettings
-from draftlab.plan.scale_file import check_needs, check_sizes, read_scale
+from draftlab.plan.scale_file import check_needs, check_sizes, read_scale, says_only_how_jobs_run
 from draftlab.stages._decoding import Decoding
 from draftlab.stages._places import Places
 from draftlab.stages._schemes import own_verifiers
@@ -58,6 +58,14 @@ class Run(Settings):
         """``key=value`` of the scale and of every other key of ``--config`` that the tables depend on and that has no default value."""
         chosen = self.config.model_dump(exclude_defaults=True, exclude={"tracker"})
         return [f"{key}={value}" for key, value in ({"scale": self.scale} | chosen).items()]
+
+    @property
+    def has_own_models(self) -> bool:
+        """Whether the models, their sizes or their prompts may differ from the scale's, and so from those of a paper."""
+        if any(getattr(self.config, key) for key in CHANGES if key not in ("raw", "sizes")):
+            return True
+        decode = [name for name, one in self.at_scale.items() if issubclass(one.stage_kind.settings, Decoding)]
+        return bool(self.config.sizes) and not says_only_how_jobs_run(Path(str(self.config.sizes)), decode)
 
     @property
     def raw_folder(self) -> str | None:

@@ -176,6 +176,13 @@ class Needs(Settings):
     gpu: int = Field(ge=0, default=0)
 
 
+class Limits(Settings):
+    """What no job may request, also when it is tried again: of a cluster, the longest job in minutes, and the memory of its nodes in MB."""
+
+    runtime: int | None = Field(gt=0, default=None)
+    mem_mb: int | None = Field(gt=0, default=None)
+
+
 class Size(Settings):
     """What one scale changes in an experiment: values of axes, and fixed settings."""
 
@@ -184,7 +191,7 @@ class Size(Settings):
 
 
 class ScaleSettings(Settings):
-    """One scale: ``pairs`` by name, and ``needs`` of jobs by rule (``rule.pair`` for a rule that makes one model or pair).
+    """One scale: ``pairs`` by name, and ``needs`` of jobs by rule (``rule.pair`` for a rule that makes one model or pair), within ``limits``.
 
     ``experiments``: what runs by default, with its sizes, in addition to experiments whose own files have sizes for this scale.
     ``extends: SCALE`` includes everything in that scale's file; keys given beside it override it one by one.
@@ -195,6 +202,7 @@ class ScaleSettings(Settings):
     pairs: dict[Annotated[Name, _no_other_folder(*RUN_FOLDERS)], Pair]
     compute: Compute = Compute()
     needs: dict[str, Needs] = {}
+    limits: Limits = Limits()
     by_architecture: bool = False
     experiments: dict[str, Size] = {}
 
@@ -242,7 +250,12 @@ class ScaleSettings(Settings):
         """The datasets that the models of a pair learn, and that the pair is measured on."""
         return self.pairs[pair].datasets or self.datasets
 
+    def within(self, resource: Literal["runtime", "mem_mb"], wanted: int) -> int:
+        """What a job that wants so much of a resource requests: no more than the limit."""
+        limit = getattr(self.limits, resource)
+        return wanted if limit is None else min(wanted, limit)
+
     def asked(self, rule: str, pair: str = MAIN) -> Needs:
-        """What a job of a rule requests; ``latency`` stands for every stage whose name begins with it."""
+        """What a job of a rule wants; ``latency`` stands for every stage whose name begins with it."""
         names = (f"{rule}.{pair}", rule, "latency" if rule.startswith("latency_") else rule)
         return next((self.needs[name] for name in names if name in self.needs), Needs())

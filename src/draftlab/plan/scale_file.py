@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,27 @@ def read_scale(path: Path, sizes: str | None) -> ScaleSettings:
         path = Path(sizes)
         values = _merged(values, read_yaml(path))
     return validated(ScaleSettings, values, Place(path))
+
+
+def says_only_how_jobs_run(sizes: Path, decode: Collection[str]) -> bool:
+    """Whether a file of sizes only says how jobs run, and not what they compute: what they request, and how many requests they read at once.
+
+    ``decode``: the experiments whose ``batch`` is of requests that are decoded, not of those that an update learns from.
+    """
+    values = read_yaml(sizes) or {}
+    pairs, experiments = (values.get(key) or {} for key in ("pairs", "experiments"))
+    return (
+        values.keys() <= {"needs", "limits", "compute", "pairs", "experiments"}
+        and all(
+            pair.keys() <= {"answers"} and pair["answers"].keys() <= {"batch", "batch_tokens", "device"}
+            for pair in pairs.values()
+        )
+        and all(
+            size.keys() <= {"fixed"}
+            and size["fixed"].keys() <= {"micro_batch", "sample_batch", *(["batch"] if name in decode else [])}
+            for name, size in experiments.items()
+        )
+    )
 
 
 def _values(path: Path, above: tuple[Path, ...] = ()) -> Any:
