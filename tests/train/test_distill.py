@@ -635,8 +635,7 @@ def test_two_processes_learn_what_one_does(results, tmp_path):
     """Also if a batch has only one request, so that the other process has none."""
     words = plan.flags(settings(batch=47, epochs=3, probes=2))
     paths = ["--answers", results / "answers", "--models", results / "models", "--max-new-tokens", 12]
-    # Accelerate's own launcher starts several processes only on GPUs.
-    launchers = {"one": [], "two": ["-m", "torch.distributed.run", "--nproc_per_node", "2"]}
+    launchers = {"one": [], "two": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]}
     for name, launcher in launchers.items():
         command = [sys.executable, *launcher, "-m", "draftlab", "offline", *words, *paths, "--out", tmp_path / name]
         done = subprocess.run(

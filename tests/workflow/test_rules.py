@@ -124,7 +124,7 @@ def test_a_job_that_asks_for_more_gpus_than_the_run_has_is_refused_before_any_jo
     assert "a job asks for 2 GPUs, but --resources gives the run 1" in said
     snakemake(checkout, "-n", *words[:4], "--", "paper_figures")
     said = snakemake(checkout, "-n", "-p", "--resources", "gpu=2", "exclusive=1", *words)
-    assert "python -m draftlab.files.gpus 2 accelerate launch --num_processes 2 -m draftlab run" in said
+    assert "python -m draftlab.files.gpus 2 torchrun --standalone --nproc-per-node 2 -m draftlab run" in said
 
 
 def test_the_path_of_a_checkout_may_have_any_character_but_braces(tmp_path):

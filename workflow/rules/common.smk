@@ -45,7 +45,8 @@ def launch_of(stage):
     """The command of a stage: as several processes, if it can run so and the scale asks for it."""
     processes = RUN.settings.compute.processes
     if stage.launch and processes > 1:
-        return f"accelerate launch --num_processes {processes} -m draftlab".split()
+        # Not accelerate launch: the user's own settings of it may say one process, and two jobs on a machine would ask for one port.
+        return f"torchrun --standalone --nproc-per-node {processes} -m draftlab".split()
     return ["draftlab"]
 
 

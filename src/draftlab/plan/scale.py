@@ -160,7 +160,7 @@ class Pair(Settings):
 
 
 class Compute(Settings):
-    """Where drafts are trained: device, bfloat16 products over float32 weights, processes (``accelerate launch``)."""
+    """Where drafts are trained: device, bfloat16 products over float32 weights, processes (``torchrun``)."""
 
     device: Device = "cpu"
     autocast: bool = False

@@ -1,4 +1,4 @@
-"""Training in several processes (``accelerate launch draftlab ...``): each takes its share of a batch, and gradients are added up.
+"""Training in several processes (``torchrun -m draftlab ...``): each takes its share of a batch, and gradients are added up.
 
 With one process, the usual case, nothing happens here, and ``accelerate`` is not imported. Its ``Accelerator`` would wrap the model in DDP,
 which hooks only ``forward`` and expects equally many backward passes from each process; here a process may get no request of a batch.
