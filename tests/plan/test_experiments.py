@@ -1139,6 +1139,15 @@ def test_t5_cells_have_models_and_answers_of_their_own(tmp_path):
     assert laptop["t5"].answers == laptop["main"].answers
     assert {recipe.family for recipe in laptop["t5"].models.values()} == {"t5"}
     mine = load({"target": "some/model"})
+    mine_at_paper = load({"scale": "paper", "target": "some/model", "draft": "some/draft"})
+    assert "osd_update_cost" in run.experiments
+    assert "osd_update_cost" not in mine_at_paper.experiments, (
+        "its other drafts have the vocabulary of the scale's target"
+    )
+    both = {"draft_small": "some/smaller", "main.draft_large": "some/larger"}
+    assert "osd_update_cost" in load({"scale": "paper", "target": "some/model", "models": both}).experiments
+    assert "osd_latency_dataset" in load({"scale": "paper", "target": "some/model"}).experiments
+    assert "osd_update_cost" in load({"target": "some/model"}).experiments, "its drafts are trained here"
     assert not names & set(mine.experiments), "nobody asked about the scale's T5 models"
     assert names & set(load({"target": "some/model", "experiments": "osd_online_t5"}).experiments)
     fixed = {"epochs": 1, "batch": 8, "learning_rate": 0.1, "inner": {"pair": ["main", "t5"]}}
@@ -1258,6 +1267,23 @@ def test_one_model_of_one_pair_can_be_named():
         load({"scale": "smoke", "models": {"main.drat": "x"}})
     with pytest.raises(UserError, match="no such file or folder"):
         load({"scale": "smoke", "models": {"target": "nosuch.gguf"}})
+
+
+def test_a_target_of_the_hub_or_in_a_folder_is_asked_in_its_own_template(tmp_path):
+    """Qwen or Llama 3 would otherwise read Vicuna's words for a user and an assistant as text."""
+
+    def templates(**config):
+        pairs = load({"scale": "paper"} | config).settings.pairs
+        return [pairs[pair].answers.template for pair in ("main", "multidraft", "t5")]
+
+    assert templates(target="some/model") == ["own", "own", "plain"]
+    assert templates(models={"target": "some/model"}) == ["own", "plain", "plain"]
+    assert templates(models={"multidraft.target": "some/base"}) == ["vicuna_v1.1", "plain", "plain"]
+    assert templates(target="some/model", template="vicuna_short") == ["vicuna_short", "vicuna_short", "plain"]
+    small_llama(16, 0).save(tmp_path / "target")
+    assert templates(target=str(tmp_path / "target")) == ["vicuna_v1.1", "plain", "plain"]
+    (tmp_path / "target/chat_template.jinja").write_text("{{ messages }}")
+    assert templates(target=str(tmp_path / "target"))[0] == "own"
 
 
 def test_a_tokenizer_in_the_working_folder_is_nobody_s(tmp_path, monkeypatch):

@@ -95,9 +95,8 @@ def _check_models(experiment: Experiment, config: RunConfig, settings: ScaleSett
             remedy = f"pairs of scale {config.scale}: {', '.join(settings.pairs)}"
             raise where.error(f"unknown pair {pair!r}", ["pair", pair], remedy=remedy)
         known = settings.pairs[pair].drafts
-        timed = [name for name in getattr(asked, "contenders", []) if name not in (BEFORE, DISTILLED)]
-        for name in [*getattr(asked, "drafts_opened", [getattr(asked, "role", "")]), *timed]:
-            if name and name not in known:
+        for name in _drafts_of(asked):
+            if name not in known:
                 remedy = f"drafts of pair {pair} at scale {config.scale}: {', '.join(known)}"
                 raise where.error(f"unknown draft {name!r}", [name], remedy=remedy)
         if isinstance(asked, Training) and "" in asked.datasets:
@@ -130,13 +129,26 @@ def _runs_drafts(experiment: Experiment, config: RunConfig) -> bool:
 
 
 def _has_other_models(experiment: Experiment, config: RunConfig, settings: ScaleSettings) -> bool:
-    """Whether an experiment trains models besides the user's, such as another pair's or drafts of other sizes."""
-    trainings = [asked for asked in _settings_in(experiment, config) if isinstance(asked, Training)]
-    return any(
-        (training.pair in settings.pairs and settings.pairs[training.pair].target.family != "llama")
-        or training.drafts_opened != ["draft"]
-        for training in trainings
-    )
+    """Whether an experiment trains models besides the user's, such as another pair's or drafts of other sizes, or opens further drafts
+    that the scale names for its own target, which may have another vocabulary than the user's."""
+    for asked in _settings_in(experiment, config):
+        pair, opened = getattr(asked, "pair", MAIN), _drafts_of(asked)
+        if pair not in settings.pairs:
+            continue
+        if isinstance(asked, Training) and (settings.pairs[pair].target.family != "llama" or opened != ["draft"]):
+            return True
+        named = {"draft", *(key.removeprefix(f"{pair}.") for key in config.models)}
+        drafts = settings.pairs[pair].drafts
+        if config.target and any(name in drafts and drafts[name].model and name not in named for name in opened):
+            return True
+    return False
+
+
+def _drafts_of(settings: Any) -> list[str]:
+    """The drafts that a cell with these settings opens, by their names in the pair."""
+    timed = [name for name in getattr(settings, "contenders", []) if name not in (BEFORE, DISTILLED)]
+    opened = getattr(settings, "drafts_opened", [getattr(settings, "role", "")])
+    return [name for name in (*opened, *timed) if name]
 
 
 def _needed(experiment: Experiment, config: RunConfig) -> set[Dataset]:

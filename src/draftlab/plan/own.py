@@ -74,7 +74,10 @@ def _with_models(scale_pairs: Mapping[str, Pair], config: RunConfig) -> dict[str
         answers = pair.answers
         if pair.target.family == "llama":
             target = given[name].get("target", "")
-            brings_its_own = bool(target) and not os.path.isdir(target) and _has_template(target)
+            # One of the hub is asked for its own: a base model has none, which the first job says before any weights are fetched.
+            is_named = target == config.target or name == MAIN
+            is_of_hub = is_named and bool(target) and not os.path.exists(target) and package_of(target) is None
+            brings_its_own = bool(target) and (is_of_hub or _has_template(target))
             template = config.template or ("own" if brings_its_own else answers.template)
             answers = answers.model_copy(update={"template": template})
         pairs[name] = pair.with_models(given[name]).model_copy(update={"answers": answers})
