@@ -631,6 +631,9 @@ SAME = [
     {"meta_info": {"spec_verify_ct": 10, "spec_accepted_drafts": 14, "spec_proposed_drafts": 40,
                    "spec_accept_histogram": {"0": 4, "1": 2, "2": 1, "3": 2, "4": 1}}},
     {"spec_verify_ct": 10, "spec_accept_token_num": 14, "spec_draft_token_num": 40, "spec_accept_histogram": [4, 2, 1, 2, 1]},
+    {"choices": [{"index": 0, "avg_decoded_tokens_per_iter": 2.27, "speculative_decoding": {
+        "acceptance_rate": 0.35, "total_accepted_draft_tokens": 14, "total_draft_tokens": 40, "num_spec_steps": 10,
+        "acceptance_histogram": [4, 2, 1, 2, 1], "num_spec_tokens": 4}}]},
 ]  # fmt: skip
 
 
@@ -643,7 +646,7 @@ def test_every_name_says_the_same(row: dict[str, object]) -> None:
     assert_allclose(seen.histogram, [4, 2, 1, 2, 1])
 
 
-def test_sglang_without_counts_and_llama_cpp_follow_from_lengths() -> None:
+def test_counts_that_are_missing_follow_from_lengths() -> None:
     """25 tokens: one from the prompt's call, ten from the blocks' calls, 14 drafted."""
     old = records.read_one({"meta_info": {"spec_verify_ct": 10, "completion_tokens": 25}})
     length = records.read_one({"meta_info": {"spec_verify_ct": 10, "spec_accept_length": 2.5}})
@@ -652,6 +655,11 @@ def test_sglang_without_counts_and_llama_cpp_follow_from_lengths() -> None:
     assert length is not None
     assert cpp is not None
     assert (old.drafts, old.accepted) == (length.drafts, length.accepted) == (cpp.drafts, cpp.accepted) == (10, 14)
+    # TensorRT-LLM counts the prompt's call too, and prints 25 / 11 as a float of four bytes.
+    choice = {"index": 0, "avg_decoded_tokens_per_iter": float(np.float32(25 / 11)), "speculative_decoding": None}
+    tensorrt = records.read_one({"choices": [choice], "usage": {"completion_tokens": 25}})
+    assert tensorrt is not None
+    assert (tensorrt.drafts, tensorrt.accepted) == (10, 14)
 
 
 @pytest.mark.parametrize(
@@ -659,6 +667,8 @@ def test_sglang_without_counts_and_llama_cpp_follow_from_lengths() -> None:
     [None, {}, [], {"metrics": None}, {"metrics": {"speculative_decoding": None}}, {"spec_verify_ct": "x"}, {"spec_verify_ct": 5},
      {"timings": {"predicted_n": 4}}, {"timings": {"predicted_n": 9, "draft_n": 3, "draft_n_accepted": 4}},
      {"timings": {"predicted_n": float("nan"), "draft_n": 3, "draft_n_accepted": 2}}, {"timings": {"predicted_n": True, "draft_n": 3, "draft_n_accepted": 0}},
+     {"choices": [{"avg_decoded_tokens_per_iter": 2.0}]}, {"choices": [{"avg_decoded_tokens_per_iter": None}], "usage": {"completion_tokens": 4}},
+     {"choices": [{"avg_decoded_tokens_per_iter": 2.0}] * 2, "usage": {"completion_tokens": 4}}, {"choices": "x"}, {"choices": [3]},
      {"timings": {"predicted_n": 10**400, "draft_n": 3, "draft_n_accepted": 2}}, {"spec_verify_ct": 1e300, "spec_accept_token_num": 1},
      {"metrics": {"speculative_decoding": {"num_spec_steps": 1, "num_draft_tokens": 4, "num_accepted_draft_tokens": 2,
                                            "acceptance_histogram": {"300000000": 1}}}}],
@@ -690,7 +700,7 @@ def test_prometheus_text_may_begin_with_a_byte_order_mark(tmp_path: Path) -> Non
     assert found.accepted == 20
 
 
-def test_records_of_tensorrt_llm_are_refused_with_the_reason(tmp_path: Path) -> None:
+def test_perf_metrics_of_tensorrt_llm_are_refused_with_the_reason(tmp_path: Path) -> None:
     """They count drafted and accepted tokens of a request, but not its steps."""
     counted = {"acceptance_rate": 0.5, "total_accepted_draft_tokens": 6, "total_draft_tokens": 12}
     row = {
@@ -700,7 +710,9 @@ def test_records_of_tensorrt_llm_are_refused_with_the_reason(tmp_path: Path) -> 
     }
     write_json(tmp_path / "perf_metrics.json", [row])
     for reader in (records.acceptance, lambda file: list(records.read(file))):
-        with pytest.raises(UserError, match=r"do not say in how many steps it drafted .give its /metrics instead"):
+        with pytest.raises(
+            UserError, match=r"do not say in how many steps it drafted .give its responses, or its /metrics"
+        ):
             reader(tmp_path / "perf_metrics.json")
     assert records.read_one({"perf_metrics": {"timing_metrics": {}}}) is None
 
@@ -948,10 +960,12 @@ def test_another_draft_length_is_not_compared() -> None:
 def test_blocks_that_end_early_have_no_length_to_compare() -> None:
     early = PROMISE.model_copy(update={"draft_len": 8, "threshold": 0.45})
     assert monitor.judge(requests(100, GOOD), early).state == "as promised"
-    timings = [SpeculationCounts("llama.cpp", 20, 80, 40)] * 50
+    timings, responses = SpeculationCounts("llama.cpp", 20, 80, 40), SpeculationCounts("tensorrt-llm", 20, math.nan, 40)
     for promise in (early, PROMISE.model_copy(update={"option": "lookup"})):
-        with pytest.raises(UserError, match="monitor its /metrics"):
-            monitor.judge(timings, promise)
+        for counts, what in ((timings, "llama.cpp's timings"), (responses, "tensorrt-llm's responses")):
+            with pytest.raises(UserError, match=f"{what} do not tell .* .monitor its /metrics"):
+                monitor.judge([counts] * 50, promise)
+    assert monitor.judge([responses] * 50, PROMISE).state == "as promised"
 
 
 @pytest.mark.parametrize(

@@ -204,9 +204,11 @@ def judge(rows: Iterable[SpeculationCounts | None], promise: Promise) -> Status:
 
 def _check_counts_blocks(counts: SpeculationCounts, promise: Promise) -> None:
     """Refuse records that do not count the blocks of the promise, those with drafted tokens, apart from the others."""
-    if counts.engine == "llama.cpp" and counts.requests == 1 and (promise.threshold or promise.option in SEARCHES):
+    counts_all = counts.engine == "llama.cpp" or (counts.engine == "tensorrt-llm" and math.isnan(counts.drafted))
+    if counts_all and counts.requests == 1 and (promise.threshold or promise.option in SEARCHES):
+        what = "timings" if counts.engine == "llama.cpp" else "responses"
         raise UserError(
-            "llama.cpp's timings do not tell in how many steps nothing was drafted", remedy="monitor its /metrics"
+            f"{counts.engine}'s {what} do not tell in how many steps nothing was drafted", remedy="monitor its /metrics"
         )
 
 

@@ -1,4 +1,4 @@
-"""What engines report about their speculation: vLLM, SGLang and llama.cpp, per request, per run, or as Prometheus text."""
+"""What engines report about their speculation: vLLM, SGLang, llama.cpp and TensorRT-LLM, per request, per run, or as Prometheus text."""
 
 from __future__ import annotations
 
@@ -88,18 +88,39 @@ def _llama_cpp(row: Mapping[str, Any]) -> SpeculationCounts | None:
     )
 
 
+def _tensorrt_choice(row: Mapping[str, Any]) -> SpeculationCounts | None:
+    """The one choice of a response of TensorRT-LLM: its ``speculative_decoding`` (PR #19311, open), or else the tokens per iteration.
+
+    ``avg_decoded_tokens_per_iter`` counts all tokens and iterations, that of the prompt and those for which nothing was drafted included.
+    """
+    choices = row.get("choices")
+    choice = choices[0] if isinstance(choices, Sequence) and len(choices) == 1 else None
+    if not isinstance(choice, Mapping):
+        return None
+    if isinstance(counted := choice.get("speculative_decoding"), Mapping):
+        names = ("num_spec_steps", "total_draft_tokens", "total_accepted_draft_tokens")
+        drafts, drafted, accepted = (_number(counted[name]) for name in names)
+        histogram = _histogram(counted.get("acceptance_histogram"))
+        return SpeculationCounts("tensorrt-llm", drafts, drafted, accepted, histogram=histogram)
+    if choice.get("avg_decoded_tokens_per_iter") is None:
+        return None
+    tokens = _number(row["usage"]["completion_tokens"])
+    iterations = round(tokens / max(_number(choice["avg_decoded_tokens_per_iter"]), 1.0))
+    return SpeculationCounts("tensorrt-llm", max(iterations - 1, 0), math.nan, tokens - iterations)
+
+
 def _tensorrt_request(row: Mapping[str, Any]) -> None:
     """Refuse ``perf_metrics`` of a request of TensorRT-LLM: it counts tokens alone, so that the length of a block is not known."""
     metrics = row.get("perf_metrics")
     counted = metrics.get("speculative_decoding") if isinstance(metrics, Mapping) else None
     if isinstance(counted, Mapping) and "total_draft_tokens" in counted:
         raise UserError(
-            "TensorRT-LLM's records of requests do not say in how many steps it drafted",
-            remedy="give its /metrics instead, served with return_perf_metrics: true",
+            "TensorRT-LLM's perf_metrics of requests do not say in how many steps it drafted",
+            remedy="give its responses, or its /metrics, served with return_perf_metrics: true",
         )
 
 
-READERS = (_tensorrt_request, _vllm_request, _vllm_bench, _sglang_request, _llama_cpp)
+READERS = (_tensorrt_choice, _tensorrt_request, _vllm_request, _vllm_bench, _sglang_request, _llama_cpp)
 
 
 def _number(value: Any) -> float:
