@@ -274,7 +274,9 @@ def test_of_two_contexts_as_near_the_larger_is_used_and_said(
 )
 def test_a_summary_that_is_not_of_load_is_refused(best: object, tmp_path: Path) -> None:
     (tmp_path / "load.json").write_text(json.dumps({"known": True, "best_by_batch_and_context": best}))
-    with pytest.raises(UserError, match=r"load\.json: not a file of draftlab load: best_by_batch_and_context"):
+    with pytest.raises(
+        UserError, match=r"load\.json: not a file of draftlab load, nor of a verdict: best_by_batch_and_context"
+    ):
         emit.from_load(tmp_path / "load.json", 1024)
 
 
@@ -617,6 +619,31 @@ def test_a_simulation_without_answer_or_gain_gives_no_settings(tmp_path: Path) -
         emit.from_load(tmp_path / "verdict.json", 512)
 
 
+def test_lengths_by_batch_are_read_from_a_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Alone a request was replayed, and at other batches the costs of a machine say which length is best."""
+    file = tmp_path / "verdict.json"
+    options = [{"name": "lookup", "by_batch": {}}, {"name": "distilled", "by_batch": {"1": 5, "2": 4, "8": 2, "64": 0}}]
+    verdict = {"format": "draftlab verdict 1", "options": options, "monitor": {"option": "distilled", "draft_len": 4}}
+    write_json(file, verdict)
+    emit.emit(("vllm",), load=file, target="T", draft="D", out=tmp_path / "out")
+    found = json.loads((tmp_path / "out/vllm.json").read_text())
+    assert found["num_speculative_tokens"] == 4
+    assert found["num_speculative_tokens_per_batch_size"] == [[1, 2, 4], [3, 8, 2], [9, 64, 0]]
+    assert "draft lengths by batch at the context of the verdict's requests" in capsys.readouterr().out
+    with pytest.raises(UserError, match=r"the verdict recommends the draft distilled on this traffic .give --draft"):
+        emit.from_load(file, 512, has_draft=False)
+    write_json(file, verdict | {"monitor": {"option": "lookup", "draft_len": 3}})
+    assert emit.from_load(file, 512, has_draft=False) == ([], 3)
+    with pytest.raises(UserError, match=r"recommends prompt lookup .leave out --draft, and give --lookup or --suffix"):
+        emit.from_load(file, 512)
+    write_json(file, verdict | {"monitor": None})
+    with pytest.raises(UserError, match=r"the verdict recommends no draft .serve without one"):
+        emit.from_load(file, 512)
+    write_json(file, {"monitor": {"option": "lookup", "draft_len": 0}, "options": []})
+    with pytest.raises(UserError, match=r"not a file of draftlab load, nor of a verdict: monitor\.draft_len"):
+        emit.from_load(file, 512)
+
+
 # --- readers ---------------------------------------------------------------------------------------------------------
 
 VLLM_REQUEST = {"metrics": {"speculative_decoding": {
@@ -955,6 +982,36 @@ def test_another_draft_length_is_not_compared() -> None:
         judge([SpeculationCounts("vllm", 20, 40, 20)] * 50)
     with pytest.raises(UserError, match=r"drafts 5\.00 tokens"):
         judge([SpeculationCounts("vllm", 20, 100, 40)] * 50)
+
+
+def test_lengths_by_batch_have_a_promise_between_those_of_their_lengths() -> None:
+    """Half the blocks draft four tokens, and half of them one: they emit (3 + 1.75) / 2."""
+    by_length = {1: Bounds(low=1.7, high=1.8), 2: Bounds(low=2.2, high=2.4)}
+    promise = PROMISE.model_copy(update={"by_length": by_length})
+    ends = [promise.at(drafted) for drafted in (0.9, 1.0, 2.0, 2.5, 4.0, 4.1, math.nan)]
+    assert_allclose([b.low for b in ends], [1.7, 1.7, 1.7 + 1.1 / 3, 1.7 + 1.1 / 2, 2.8, 2.8, 2.8])
+    assert_allclose([b.high for b in ends], [1.8, 1.8, 2.4, 2.4 + 0.8 / 4, 3.2, 3.2, 3.2])
+    for share, state in ((1.0, "as promised"), (0.85, "stale"), (1.2, "better")):
+        accepted = share * 20 * (2 + 0.75) / 2
+        rows = [SpeculationCounts("vllm", 20, 50, accepted + 0.1 * (-1) ** n) for n in range(100)]
+        found = monitor.judge(rows, promise)
+        assert found.state == state
+        assert (
+            "promised 2.25 to 2.60 for 2.50 drafted tokens a block (the verdict's length: 4) (100 requests)"
+            in found.text
+        )
+    for drafted in (0.7, 4.3):
+        with pytest.raises(UserError, match=f"drafts {drafted:.2f} tokens"):
+            monitor.judge([SpeculationCounts("vllm", 20, 20 * drafted, 10)] * 50, promise)
+
+
+def test_each_window_is_compared_at_its_own_mean_length() -> None:
+    """Two hundred requests at a large batch draft one token; they accept as much of it as is promised, and far less than four would."""
+    promise = PROMISE.model_copy(update={"by_length": {1: Bounds(low=1.7, high=1.8)}})
+    rows = [SpeculationCounts("vllm", 20, 20, 15 + (-1) ** n) for n in range(200)]
+    found = monitor.judge([*rows, *requests(100, GOOD)], promise)
+    assert found.state == "as promised"
+    assert monitor.judge([*requests(100, GOOD), *rows], promise).state == "as promised"
 
 
 def test_blocks_that_end_early_have_no_length_to_compare() -> None:

@@ -43,6 +43,7 @@ from draftlab.serving import costs as block_costs
 from draftlab.serving import verdict, verdict_under_load
 from draftlab.serving.acceptance import AcceptanceCurves
 from draftlab.serving.costs import BlockCosts, from_probes, from_profile
+from draftlab.serving.emit import from_load
 from draftlab.serving.monitor import read_promise
 from draftlab.serving.profiles import load as load_profile
 from draftlab.serving.profiles import save
@@ -406,6 +407,32 @@ def test_a_verdict_is_what_the_monitor_reads(tmp_path: Path):
     assert len(found.load["distilled"]) == len(verdict_under_load.SHARES)
     assert all(at.by_length[0] == 1 for at in found.load["distilled"])
     assert all(at.speedup.low <= at.speedup.estimate <= at.speedup.high for at in found.load["distilled"])
+
+
+def test_a_verdict_promises_a_length_for_each_batch_and_has_them_written(tmp_path: Path):
+    """At a profile's costs fewer tokens pay where many requests are served at once."""
+    costs = from_profile("rtx4090-llama-3.1-8b", 100, 0.05)
+    rows = table(0.8, spread=0.1)
+    found = decide(rows, costs)
+    (option,), promise = found.options, found.monitor
+    assert promise is not None
+    shorter = {*option.by_batch.values()} - {0, option.draft_len}
+    assert shorter
+    assert set(promise.by_length) == shorter
+    for length, promised in promise.by_length.items():
+        own = rows[rows["draft_len"] == length]
+        assert promised.estimate == pytest.approx(1 + own["accepted"].sum() / own["blocks"].sum())
+    file = tmp_path / "verdict.json"
+    file.write_text(found.model_dump_json())
+    assert read_promise(file).known.keys() == shorter | {option.draft_len}
+    emit, _ = commands(found, tmp_path, "B", Path("results"))
+    assert f"draftlab emit --load {file} --target T" in emit
+    ranges, _ = from_load(file, 512)
+    assert [length for first, last, length in ranges if first <= 2 <= last] == [option.by_batch[2]]
+    for alike in (found.model_copy(update={"costs_vary": True}), decide(rows, costs, target="T.gguf")):
+        assert any(
+            f"--draft-len {option.draft_len} " in step for step in commands(alike, tmp_path, "B", Path("results"))
+        )
 
 
 def test_a_promise_counts_the_blocks_that_engines_count():

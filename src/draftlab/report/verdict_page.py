@@ -70,7 +70,19 @@ def commands(judged: Verdict, folder: Path, draft: str, results: Path) -> list[s
     target = _to_serve(judged.target, results / "main/models/target")
     folder_of_target = str(results / "main/models/target") if is_gguf(target) else target
     looks_up = promise.option.startswith("lookup_first")
-    emit = ["draftlab", "emit", *(["llama-cpp", "--lookup"] if looks_up else []), "--draft-len", str(promise.draft_len)]
+    option = next(option for option in judged.options if option.name == promise.option)
+    length = ["--draft-len", str(promise.draft_len)]
+    if (
+        not judged.costs_vary
+        and len({*option.by_batch.values()} | {promise.draft_len}) > 1
+        and not is_gguf(target)
+        and not looks_up
+    ):
+        length = [
+            "--load",
+            str(folder / "verdict.json"),
+        ]  # of a profile's machine; llama.cpp has one length for all batches
+    emit = ["draftlab", "emit", *(["llama-cpp", "--lookup"] if looks_up else []), *length]
     confidence = ["--confidence", f"{promise.threshold:g}"] if promise.threshold else []
     out = ["--out", str(folder / "engines")]
     if promise.option == "lookup":  # has no draft model
@@ -83,7 +95,6 @@ def commands(judged: Verdict, folder: Path, draft: str, results: Path) -> list[s
         serve = engines_without_draft.vllm_suffix(pair)
         return _joined([write, shlex.split(serve.command)], folder_of_target, folder)
     steps: list[list[str]] = []
-    option = next(option for option in judged.options if option.name == promise.option)
     if looks_up and not is_gguf(target):  # llama.cpp alone can look up first, and reads nothing else
         source = str(results / "main/models/target") if card.is_hub_id(target) else target  # it reads folders alone
         target = str(folder / "target.gguf")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import tyro
 from pydantic import BaseModel, Field, ValidationError
@@ -21,6 +21,7 @@ from draftlab.serving.acceptance import from_alpha
 from draftlab.serving.engines import EMITTERS, Deployment, EngineFile, merged, settings_for
 from draftlab.serving.engines_without_draft import METHODS, settings_without_draft
 from draftlab.serving.profiles import MOST
+from draftlab.serving.verdict_format import NAMES
 
 
 class BestLength(BaseModel):
@@ -39,6 +40,27 @@ class LoadSummary(BaseModel):
     best_by_batch_and_context: Annotated[list[BestLength], Field(min_length=1)]
 
 
+class OptionLengths(BaseModel):
+    """The best draft lengths of an option of a verdict by batch; none if it has one length alone."""
+
+    name: str
+    by_batch: dict[Count, Annotated[int, Field(ge=0)]] = {}
+
+
+class Recommended(BaseModel):
+    """The option that a verdict recommends, and its draft length for one request at a time."""
+
+    option: str
+    draft_len: Count
+
+
+class VerdictSummary(BaseModel):
+    """What ``emit`` reads in verdict.json of ``draftlab verdict``."""
+
+    monitor: Recommended | None
+    options: list[OptionLengths]
+
+
 def ranges_of(best: Sequence[BestLength], context: int) -> list[tuple[int, int, int]]:
     """Ranges of batches from the best lengths of ``draftlab load`` (``best_by_batch_and_context``) at a simulated ``context``.
 
@@ -46,7 +68,12 @@ def ranges_of(best: Sequence[BestLength], context: int) -> list[tuple[int, int, 
     at the largest context at which it fits.
     """
     known = sorted((row.context, row.batch, row.best_draft_len) for row in best if row.context <= context)
-    rows = sorted({batch: length for _, batch, length in known}.items())
+    return _ranges({batch: length for _, batch, length in known})
+
+
+def _ranges(by_batch: Mapping[int, int]) -> list[tuple[int, int, int]]:
+    """Ranges of batches from the lengths at some of them."""
+    rows = sorted(by_batch.items())
     starts = [1, *(batch + 1 for batch, _ in rows[:-1])]
     return merged([(start, batch, length) for start, (batch, length) in zip(starts, rows, strict=True)])
 
@@ -58,14 +85,26 @@ def nearest_context(best: Sequence[BestLength], context: int) -> int:
     return min((row.context for row in best), key=lambda c: (max(c / context, context / c), -c))
 
 
-def from_load(file: Path, context: int, has_draft: bool = True) -> tuple[list[tuple[int, int, int]], int]:
-    """The draft lengths by batch in the summary of ``draftlab load``, and the longest; without a draft, its steps must have cost nothing."""
+Summary = TypeVar("Summary", LoadSummary, VerdictSummary)
+
+
+def _read(kind: type[Summary], file: Path) -> Summary:
     try:
-        summary = LoadSummary.model_validate(read_object(file))
+        return kind.model_validate(read_object(file))
     except ValidationError as error:
         first = error.errors()[0]
-        what = f"not a file of draftlab load: {'.'.join(map(str, first['loc']))}: {first['msg']}"
-        raise UserError(what, file=file, remedy="give OUT.json of draftlab load") from None
+        what = f"not a file of draftlab load, nor of a verdict: {'.'.join(map(str, first['loc']))}: {first['msg']}"
+        raise UserError(what, file=file, remedy="give OUT.json of draftlab load, or verdict.json") from None
+
+
+def from_load(file: Path, context: int, has_draft: bool = True) -> tuple[list[tuple[int, int, int]], int]:
+    """The draft lengths by batch in the summary of ``draftlab load``, and the longest; without a draft, its steps must have cost nothing.
+
+    From a verdict.json they are those of the option that it recommends (no ranges if it has one length for all batches).
+    """
+    if "monitor" in read_object(file):
+        return _from_verdict(file, has_draft)
+    summary = _read(LoadSummary, file)
     if not summary.known:
         raise UserError("the simulation gave no answer", file=file, remedy="simulate 30 requests or more")
     if not has_draft and summary.draft_ratio:
@@ -84,6 +123,23 @@ def from_load(file: Path, context: int, has_draft: bool = True) -> tuple[list[tu
     return ranges, longest
 
 
+def _from_verdict(file: Path, has_draft: bool) -> tuple[list[tuple[int, int, int]], int]:
+    summary = _read(VerdictSummary, file)
+    if (best := summary.monitor) is None:
+        raise UserError("the verdict recommends no draft", file=file, remedy="serve without one")
+    if has_draft == (best.option in WITHOUT_A_MODEL):
+        remedy = "give --draft" if not has_draft else "leave out --draft, and give --lookup or --suffix"
+        raise UserError(f"the verdict recommends {NAMES.get(best.option, best.option)}", file=file, remedy=remedy)
+    by_batch = next((option.by_batch for option in summary.options if option.name == best.option), {})
+    if not by_batch:
+        return [], best.draft_len
+    print("draft lengths by batch at the context of the verdict's requests")
+    ranges = _ranges(by_batch | {1: best.draft_len})  # alone it was replayed, and not simulated
+    return ranges, max(length for _, _, length in ranges)
+
+
+WITHOUT_A_MODEL = ("lookup", "suffix", "suffix_confident")
+"""The options of a verdict that draft without a model."""
 ENGINES = dict.fromkeys(engine for method in METHODS.values() for engine in method)
 """The engines that can draft without a model, in one way or another."""
 README = "README.md"
@@ -149,11 +205,11 @@ def emit(
     - `engine`: engines to write settings for: vllm, vllm-synthetic, sglang, sglang-adaptive, llama-cpp, llama-cpp-synthetic,
       tensorrt-llm-lower, tensorrt-llm-upper, transformers, speculation-profile; without --draft: vllm, sglang, llama-cpp, tensorrt-llm,
       transformers; if none is named, every engine that can use the pair
-    - `load`: a JSON file of draftlab load, whose best draft lengths by batch are written
+    - `load`: a JSON file of draftlab load, or verdict.json of draftlab verdict, whose best draft lengths by batch are written
     - `draft_len`: instead of --load, one draft length for all batches, in tokens
     - `target`: the target as the engine finds it: a folder, a GGUF file or a hub id
     - `draft`: the draft, likewise; without one, give --lookup or --suffix
-    - `context`: tokens of context at which draft lengths are read from --load
+    - `context`: tokens of context at which draft lengths are read from a file of draftlab load
     - `alpha`: acceptance of a drafted token, for the engines' simulated acceptance
     - `acceptance`: a file with an engine's records, whose acceptance is used instead of --alpha
     - `greedy`: the draft proposes its most probable token

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import tyro
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -48,8 +49,8 @@ class Bounds(BaseModel):
 class Promise(BaseModel):
     """The acceptance length (tokens per block with drafted tokens, the target's token included) that a verdict promises at a draft length.
 
-    The bounds were measured on so many ``requests`` (0: unknown). Where there is a ``threshold``, a block may draft fewer tokens or none; so it may
-    in the options that search texts.
+    The bounds were measured on so many ``requests`` (0: unknown); those ``by_length`` are at the lengths that it has for other batches. Where there
+    is a ``threshold``, a block may draft fewer tokens or none; so it may in the options that search texts.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -58,6 +59,25 @@ class Promise(BaseModel):
     requests: Annotated[int, Field(ge=0)] = 0
     option: str = ""
     threshold: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    by_length: dict[Annotated[int, Field(ge=1)], Bounds] = {}
+
+    @property
+    def known(self) -> dict[int, Bounds]:
+        """The bounds by draft length, the shortest first."""
+        return dict(sorted((self.by_length | {self.draft_len: self.acceptance_length}).items()))
+
+    def at(self, drafted: float) -> Bounds:
+        """The bounds for blocks of ``known`` lengths, of ``drafted`` tokens on average (NaN, where the engine does not say: the promised length).
+
+        Each further token adds less. So with the same mean, blocks accept most if their lengths are alike, and least if they are the shortest and
+        the longest.
+        """
+        if math.isnan(drafted):
+            return self.acceptance_length
+        lengths, bounds = list(self.known), self.known.values()
+        lows, highs = [each.low for each in bounds], [each.high for each in bounds]
+        low = min(np.interp(drafted, lengths, lows), np.interp(drafted, [lengths[0], lengths[-1]], [lows[0], lows[-1]]))
+        return Bounds(low=float(low), high=float(np.interp(drafted, lengths, highs)))
 
 
 def read_promise(file: Path) -> Promise:
@@ -116,6 +136,15 @@ class Sums:
             return self.blocks >= BLOCKS and not self.requests < ENOUGH
         return self.records >= ENOUGH and self.blocks > 0
 
+    @property
+    def drafted_per_block(self) -> float:
+        """Tokens drafted for a block, on average; NaN if the engine does not say."""
+        return self.drafted / self.blocks
+
+    def is_below(self, promise: Promise) -> bool:
+        """Whether the whole interval of the length is below the promise."""
+        return self.length(promise).high < promise.at(self.drafted_per_block).low
+
     def length(self, promise: Promise | None = None) -> Range:
         """``1 + accepted / blocks``, and its 95 % interval: over records from ``sum (a - r b)^2``; few totals count blocks as independent.
 
@@ -153,7 +182,7 @@ class Status:
 
 def judge(rows: Iterable[SpeculationCounts | None], promise: Promise) -> Status:
     """Judge records in their order of arrival, in constant memory."""
-    everything, window, promised = Sums(), Sums(), promise.acceptance_length
+    everything, window = Sums(), Sums()
     recent: deque[tuple[int, SpeculationCounts]] = deque(maxlen=2 * WINDOW)
     number = silent = windows_below = begun = since = 0
     once_stale = ""
@@ -168,7 +197,7 @@ def judge(rows: Iterable[SpeculationCounts | None], promise: Promise) -> Status:
         recent.append((number, counts))
         if window.records == WINDOW:
             since = since if windows_below else begun
-            windows_below = windows_below + 1 if window.length(promise).high < promised.low else 0
+            windows_below = windows_below + 1 if window.is_below(promise) else 0
             if windows_below >= 2:
                 once_stale = f"; requests {since} to {number} were below"
             window = Sums()
@@ -190,10 +219,10 @@ def judge(rows: Iterable[SpeculationCounts | None], promise: Promise) -> Status:
         for place, (_, counts) in enumerate(recent):
             (before if place < WINDOW else last).add(counts)
         where = f" (requests {recent[WINDOW][0]} to {recent[-1][0]} of {number})"
-    now = last.length(promise)
+    now, promised = last.length(promise), promise.at(last.drafted_per_block)
     text = f"{now.estimate:.2f} tokens a step [{now.low:.2f}, {now.high:.2f}], "
-    text += f"promised {promised.low:.2f} to {promised.high:.2f}{where}{left_out}"
-    if now.high < promised.low and before.length(promise).high < promised.low:
+    text += f"promised {promised.low:.2f} to {promised.high:.2f}{_of_length(last, promise)}{where}{left_out}"
+    if last.is_below(promise) and before.is_below(promise):
         begin = f" since request {since if windows_below else recent[0][0]}" if windowed else ""
         return Status("stale", f"stale{begin}: {text}")
     state = "better" if now.low > promised.high else "falling" if now.high < promised.low else "as promised"
@@ -212,15 +241,26 @@ def _check_counts_blocks(counts: SpeculationCounts, promise: Promise) -> None:
         )
 
 
+def _is_fixed(promise: Promise) -> bool:
+    """Whether each block of the promise drafts as many tokens as there is time for."""
+    return not promise.threshold and not promise.option.startswith(SEARCHES)
+
+
 def _check_draft_len(everything: Sums, promise: Promise) -> None:
-    """Refuse records of another draft length than the promise's; where blocks may end early, they say nothing about it."""
-    drafted = everything.drafted / everything.blocks
-    is_fixed = not promise.threshold and not promise.option.startswith(SEARCHES)
-    if is_fixed and not 0.75 <= drafted / promise.draft_len <= 1.05 and not math.isnan(drafted):
+    """Refuse records of draft lengths that the promise does not know; where blocks may end early, they say nothing about it."""
+    drafted, known = everything.drafted_per_block, list(promise.known)
+    if _is_fixed(promise) and not 0.75 * known[0] <= drafted <= 1.05 * known[-1] and not math.isnan(drafted):
         raise UserError(
             f"production drafts {drafted:.2f} tokens a block, but the verdict is for {promise.draft_len}",
             remedy="serve with the verdict's length, or ask for a verdict at this length",
         )
+
+
+def _of_length(sums: Sums, promise: Promise) -> str:
+    """How many tokens production drafts, in words, if the verdict's length is another, as with lengths by batch."""
+    drafted = sums.drafted_per_block
+    is_another = _is_fixed(promise) and abs(drafted / promise.draft_len - 1) > 0.05  # NaN is not
+    return f" for {drafted:.2f} drafted tokens a block (the verdict's length: {promise.draft_len})" * is_another
 
 
 def watch(source: str, seconds: float, model: str = "") -> Iterator[SpeculationCounts | None]:

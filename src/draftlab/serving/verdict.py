@@ -84,6 +84,12 @@ def decide(
         requests=top.requests,
         alpha=top.alpha,
         threshold=top.threshold,
+        by_length={
+            at.draft_len: _promised_length(held_out(rows, top.model_copy(update={"draft_len": at.draft_len})))
+            for at in top.by_length
+            if at.draft_len in top.by_batch.values() and at.draft_len != top.draft_len
+            if (at.proposal, at.threshold) == (top.proposal, top.threshold)
+        },
     )
     return Verdict(
         **judged.model_dump(),

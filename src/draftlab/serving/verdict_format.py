@@ -198,7 +198,7 @@ class AtLoad(_Record):
 class MonitorPromise(_Record):
     """What ``draftlab monitor`` reads as its ``Promise``; ``acceptance_length`` leaves out blocks for which nothing was drafted.
 
-    ``requests``: how many it is measured on.
+    ``requests``: how many it is measured on. ``by_length``: the acceptance length at the other draft lengths that pay for some batch.
     """
 
     option: str
@@ -207,6 +207,7 @@ class MonitorPromise(_Record):
     requests: int = 0
     alpha: Range
     threshold: float = 0.0
+    by_length: dict[int, Range] = {}
 
 
 class Judged(_Record):
