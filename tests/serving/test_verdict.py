@@ -235,6 +235,26 @@ def test_costs_of_a_profile_are_in_its_plain_steps(tmp_path: Path):
     assert "one pass" not in alone.source
 
 
+def test_nothing_is_said_of_longer_blocks_than_a_draft_can_have():
+    """A head whose block is of six tokens, at costs at which a longer one would pay more: alone, in a batch, and for a perfect draft."""
+    costs = from_profile("rtx4090-llama-3.1-8b", 100, 0.02, is_head=True, parallel=True, longest=6)
+    assert f", for a block of 6 tokens in one pass {6 * costs.step[0, 5]:.3f}" in costs.source
+    rows = table(0.95, spread=0.02)
+    (free,), (option,) = (decide(of, costs).options for of in (rows, rows.query("draft_len <= 6")))
+    assert max(free.by_batch.values()) == free.draft_len == 8
+    assert max(option.by_batch.values()) == option.draft_len == 6
+    assert option.ceiling.perfect == pytest.approx(7 / costs.block(6, 1.0))
+    assert option.ceiling.perfect < free.ceiling.perfect
+    dear = replace(costs, change=costs.change + 1.5)
+    (slow,) = decide(rows.query("draft_len <= 6").assign(changes=lambda t: t["blocks"]), dear).options
+    tips, of_longer = (break_even(dear, 1.5, longest) for longest in (6, 8))
+    assert slow.tips_at == tips
+    assert tips > of_longer
+    found = decide(rows.query("draft_len <= 6"), costs)
+    assert (list(found.cost_ratio), list(found.verify_ratio)) == ([*range(1, 7)], [*range(1, 8)])
+    assert f"reading 7 tokens takes {found.verify_ratio[7]:.2f} target steps" in page(found)
+
+
 def test_the_simulator_knows_what_one_pass_of_a_parallel_draft_costs():
     """Probes have a share of the pass for each token; the pass takes 1 ms, and 0.1 ms more for each token after the first."""
     rows = probes()
@@ -1720,7 +1740,7 @@ def test_conversations_and_prompts_that_the_target_cannot_read_are_counted(
     assert "2.5 million weights (5.0 MB at two bytes each), the target 25.0 million" in shown
     assert "16 bytes for each weight of the draft (40 MB)" in shown
     held_out = judged[0][judged[0]["split"] == "eval"].drop_duplicates("request_id").sort_values("request_id")
-    kind = {"is_head": False, "parallel": True}
+    kind = {"is_head": False, "parallel": True, "longest": 8}
     assert priced == [("rtx4090-llama-3.1-8b", 20 + 90 / 2, 0.075, kind)], "halfway through the held-out answers"
     logged = len(tokenizer.encode("x " * 500))
     assert held_out["answer_tokens"].tolist()[:4] == [logged, 96, logged, 96], "only answers that were cut"

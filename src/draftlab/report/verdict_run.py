@@ -125,7 +125,9 @@ def judge_run(
     if settings.hardware:
         read = facts["active_parameters"]
         ratio, is_head = read["draft"] / read["target"], bool(head_in(ours))
-        costs = block_costs.from_profile(settings.hardware, context, ratio, is_head=is_head, parallel=parallel)
+        costs = block_costs.from_profile(
+            settings.hardware, context, ratio, is_head=is_head, parallel=parallel, longest=int(rows["draft_len"].max())
+        )
     else:
         costs = block_costs.from_probes(read_table(results / "traffic_cost.csv"), context, parallel=parallel)
     learnt_from = results / "main/answers" / recorded_name("prompts", "train", temperature)

@@ -126,11 +126,17 @@ def _profile(rows: pd.DataFrame, parallel: bool) -> Profile:
 
 
 def from_profile(
-    name: str, context: float, ratio: float, *, is_head: bool = False, parallel: bool = False
+    name: str,
+    context: float,
+    ratio: float,
+    *,
+    is_head: bool = False,
+    parallel: bool = False,
+    longest: int = LONGEST,
 ) -> BlockCosts:
     """BlockCosts of a hardware profile. Where it has no draft, or ours is a released head, a draft step costs ``ratio`` of the target's.
 
-    A ``parallel`` draft proposes a block in one step of as many tokens.
+    A ``parallel`` draft proposes a block of at most ``longest`` tokens in one step of as many.
     """
     profile = profiles.load(name).model_copy(update={"parallel": parallel})
     if profile.draft is None or is_head:
@@ -141,8 +147,8 @@ def from_profile(
     blocks = [profile.drafting_ms(1, 1, n, context) / plain for n in range(1, LONGEST + 1)]
     steps = np.tile(np.divide(blocks, range(1, LONGEST + 1)), (DRAWS + 1, 1))
     free = np.zeros((DRAWS + 1, LONGEST))
-    longest = f", for a block of {LONGEST} tokens in one pass {blocks[-1]:.3f}" if parallel else ""
-    draft = f"a draft at {blocks[0]:.3f} of its step{longest}"
+    whole = f", for a block of {longest} tokens in one pass {blocks[longest - 1]:.3f}" if parallel else ""
+    draft = f"a draft at {blocks[0]:.3f} of its step{whole}"
     return BlockCosts(
         step=steps,
         verify=np.tile(verify, (DRAWS + 1, 1)),

@@ -152,8 +152,9 @@ def too_few(rows: pd.DataFrame) -> str:
 
 
 def ceiling(rows: pd.DataFrame, costs: BlockCosts) -> Ceiling:
-    """The best possible speed-up at these costs, and an estimate of it with more drafts from this distribution: as if positions were alike."""
-    lengths = range(1, LONGEST + 1)
+    """The best possible speed-up at these costs with at most as many tokens as ``rows`` draft, and an estimate of it with more drafts from this
+    distribution: as if positions were alike."""
+    lengths = range(1, int(rows["draft_len"].iloc[0]) + 1)
     alphas = {}
     for drafts in (2, 4):
         known = rows[rows[f"optimum_{drafts}"].notna()]
@@ -163,12 +164,12 @@ def ceiling(rows: pd.DataFrame, costs: BlockCosts) -> Ceiling:
     return Ceiling(perfect=max((n + 1) / costs.block(n, 1.0) for n in lengths), optimum_alpha=alphas, optimum=optimum)
 
 
-def break_even(costs: BlockCosts, beside: float = 0.0) -> float | None:
-    """The smallest acceptance, to 0.001, at which a draft of this cost pays off at some length; None if there is none.
+def break_even(costs: BlockCosts, beside: float = 0.0, longest: int = LONGEST) -> float | None:
+    """The smallest acceptance, to 0.001, at which a draft of this cost pays off at some length up to ``longest``; None if there is none.
 
     ``beside``: what each block with drafted tokens pays for changes between calls and for blocks without, in steps.
     """
-    lengths = range(1, LONGEST + 1)
+    lengths = range(1, longest + 1)
     alphas = (n / 1000 for n in range(1001))
     pays = (a for a in alphas if any(expected_block_length(a, n) >= costs.block(n, a**n) + beside for n in lengths))
     return next(pays, None)

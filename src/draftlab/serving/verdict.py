@@ -60,7 +60,7 @@ def decide(
     requests = rows[rows["split"] == "eval"].drop_duplicates("request_id")
     if requests.empty:
         raise UserError("no request was held out", remedy="give a log of at least two usable requests")
-    options = _options(rows, costs, facts)
+    options, longest = _options(rows, costs, facts), int(rows["draft_len"].max())
     ranked = sorted(options, key=lambda option: -option.speedup.estimate)
     good = [option for option in ranked if option.verdict == "yes"]
     load = {}
@@ -102,8 +102,8 @@ def decide(
         costs_vary=costs.is_here,
         parameters=facts.get("parameters", {}),
         step_seconds=costs.seconds,
-        cost_ratio={n + 1: float(c) for n, c in enumerate(costs.step[0])},
-        verify_ratio={n + 1: float(v) for n, v in enumerate(costs.verify[0])},
+        cost_ratio={n + 1: float(c) for n, c in enumerate(costs.step[0, :longest])},
+        verify_ratio={n + 1: float(v) for n, v in enumerate(costs.verify[0, : longest + 1])},
         verdict=overall,
         sentence=_sentence(overall, top, is_best=top is ranked[0]) + (", one request at a time" if load else ""),
         best=top.name if good else None,

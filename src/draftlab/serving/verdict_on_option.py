@@ -61,11 +61,11 @@ def judge(name: str, rows: pd.DataFrame, costs: BlockCosts) -> Option:
     replayed, stream = at_length(every, best), at_length(_stream(rows), best)
     verdict = outcome(best.speedup, replayed)
     own_costs = _own_costs(name, replayed, costs)
-    longest = best.model_copy(update={"draft_len": every["draft_len"].max()})
-    most = ceiling(at_length(every, longest), own_costs)
-    tips = None if best.threshold else break_even(own_costs, _beside(replayed, own_costs))
+    longest = int(every["draft_len"].max())
+    most = ceiling(at_length(every, best.model_copy(update={"draft_len": longest})), own_costs)
+    tips = None if best.threshold else break_even(own_costs, _beside(replayed, own_costs), longest)
     alpha = ratio(replayed, "accepted", "visited")
-    by_batch = best_by_batch(replayed, costs) if _has_draft(replayed) and not best.threshold else {}
+    by_batch = best_by_batch(replayed, costs, longest) if _has_draft(replayed) and not best.threshold else {}
     return Option(
         name=name,
         verdict=verdict,

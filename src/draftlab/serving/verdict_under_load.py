@@ -141,8 +141,8 @@ def outcome_at_load(name: str, at: AtLoad) -> tuple[Outcome, str]:
     return "not yet known", f"Not yet known: {where} {gain}"
 
 
-def best_by_batch(rows: pd.DataFrame, costs: BlockCosts) -> dict[int, tuple[int, Range]]:
-    """By batch, the draft length that emits most tokens a second (0: none) and its speed-up, with an interval over requests.
+def best_by_batch(rows: pd.DataFrame, costs: BlockCosts, longest: int) -> dict[int, tuple[int, Range]]:
+    """By batch, the draft length up to ``longest`` that emits most tokens a second (0: none) and its speed-up, with an interval over requests.
 
     As in ``sweep.best_lengths``, at the context of these requests; each has the acceptance at which its answer takes as many blocks as in replay.
     """
@@ -151,7 +151,7 @@ def best_by_batch(rows: pd.DataFrame, costs: BlockCosts) -> dict[int, tuple[int,
     emitted = rows["emitted"].to_numpy()
     alphas = alphas_of_blocks(rows["blocks"].to_numpy(), emitted.astype(int), int(rows["draft_len"].iloc[0]))
     acceptance = replace(from_alpha(alphas.tolist()), tokens=emitted.astype(float), requests=len(rows))
-    lengths = best_lengths(_profile_of(rows, costs), acceptance)
+    lengths = best_lengths(_profile_of(rows, costs), acceptance, range(longest + 1))
     return {
         int(row["batch"]): (
             int(row["best_draft_len"]),
