@@ -53,3 +53,5 @@ def test_a_mixture_reads_the_experts_of_a_token(kind: str, stated: dict[str, int
     experts = 2 * 8 * 3 * 6 * 16  # layers, experts, matrices
     unread = experts * 3 // 4 + 40 * 16
     assert active_parameter_count(tmp_path / "model") == parameter_count(tmp_path / "model") - unread
+    left_by_three = experts * 27 // 64 + 40 * 16  # each leaves three of four
+    assert active_parameter_count(tmp_path / "model", tokens=3) == parameter_count(tmp_path / "model") - left_by_three

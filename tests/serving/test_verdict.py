@@ -1679,7 +1679,8 @@ def test_conversations_and_prompts_that_the_target_cannot_read_are_counted(
     rows.to_csv(cell / "rows.csv", index=False)
     weights = {"draft": 2_500_000, "target": 25_000_000}
     active = {"draft": 1_500_000, "target": 20_000_000}
-    write_json(cell / "run.json", {"runs": [FACTS | {"parameters": weights, "active_parameters": active}]})
+    facts = {"parameters": weights, "active_parameters": active, "active_by_four_tokens": 36_000_000}
+    write_json(cell / "run.json", {"runs": [FACTS | facts]})
     names = [f"{number}" for number in range(60)]
     asked, answer = ({"role": role, "content": "How many?"} for role in ("user", "assistant"))
     first = [{"role": "user", "content": f"{number}"} for number in range(30)] * 2
@@ -1736,6 +1737,7 @@ def test_conversations_and_prompts_that_the_target_cannot_read_are_counted(
     assert found.log_sha256 == hashlib.sha256(b"a log").hexdigest()
     assert [(o.recorded_bytes, o.sent_bytes) for o in found.options if o.name == "distilled"] == [(5, 5)]
     assert (found.requests, found.conversations) == (60, 30)
+    assert "of which four tokens read up to 1.8 times as many weights as one: a profile of a dense model" in found.costs
     shown = page(found)
     assert "2.5 million weights (5.0 MB at two bytes each), the target 25.0 million" in shown
     assert "16 bytes for each weight of the draft (40 MB)" in shown

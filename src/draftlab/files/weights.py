@@ -78,15 +78,16 @@ def parameter_count(folder: Path) -> int:
     return sum(_sizes(folder).values())
 
 
-def active_parameter_count(folder: Path) -> int:
-    """The number of weights that one token reads: of the experts in a mixture, the share that a token uses, and no embedding that is not the head.
+def active_parameter_count(folder: Path, tokens: int = 1) -> int:
+    """The number of weights that a token reads: of the experts in a mixture, the share that it uses, and no embedding that is not the head.
 
+    Several ``tokens`` read those that at least one of them uses: on average so many, if each uses any expert as often as another.
     A released head without weights of its own for the vocabulary, such as DFlash's, reads those of its target.
     """
     config, sizes = _config(folder), _sizes(folder)
     config = config.get("text_config") or config.get("transformer_layer_config") or config
     used, experts = config.get("num_experts_per_tok"), next(filter(None, map(config.get, EXPERTS)), None)
-    share = used / experts if used and experts else 1.0
+    share = 1 - (1 - used / experts) ** tokens if used and experts else 1.0
     if FUSION in sizes and HEAD not in sizes:
         sizes[HEAD] = config["vocab_size"] * config["hidden_size"]
     looked_up = LOOKED_UP if HEAD in sizes else ()

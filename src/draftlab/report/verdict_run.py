@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -128,6 +129,7 @@ def judge_run(
         costs = block_costs.from_profile(
             settings.hardware, context, ratio, is_head=is_head, parallel=parallel, longest=int(rows["draft_len"].max())
         )
+        costs = replace(costs, source=costs.source + _experts(facts["active_by_four_tokens"] / read["target"]))
     else:
         costs = block_costs.from_probes(read_table(results / "traffic_cost.csv"), context, parallel=parallel)
     learnt_from = results / "main/answers" / recorded_name("prompts", "train", temperature)
@@ -153,6 +155,15 @@ def judge_run(
         trace=trace,
         progress=lambda line: print(line, file=sys.stderr),
     )
+
+
+def _experts(more: float) -> str:
+    """What verifying costs a mixture of experts, of which four tokens read so many times as many weights as one, and a dense model does not."""
+    text = (
+        f"; the target is a mixture of experts, of which four tokens read up to {more:.1f} times as many weights as one: "
+        "a profile of a dense model has them verified too cheaply"
+    )
+    return text * (more > 1.05)
 
 
 def _labelled(rows: pd.DataFrame, answers: Mapping[str, Sequence[Answer]], results: Path) -> pd.DataFrame:

@@ -123,6 +123,7 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     facts: Facts = {
         "parameters": weights,
         "active_parameters": active,
+        "active_by_four_tokens": active_parameter_count(inputs.models / "target", tokens=4),
         "online": online,
         "offline": offline,
         "learnt": learnt,
