@@ -113,7 +113,9 @@ def test_no_pattern_that_is_left_out_would_be_better(least):
         best = text.path(4, least)
         assert best == max(paths, key=lambda path: sum(path.probabilities))
         assert all(probability >= least for probability in best.probabilities)
-        assert text.paths(4, [0.8, least, 0.0]) == [text.path(4, 0.8), best, text.path(4)]
+        limits = [(4, 0.8), (4, least), (1, 0.0), (4, 0.0), (2, least)]
+        assert text.paths(limits) == [text.path(*limit) for limit in limits]
+        assert text.path(4, least) == best
 
 
 def test_a_text_that_shrank_goes_on_like_a_new_one():

@@ -29,21 +29,21 @@ def continue_everywhere(recorded: TargetPass, remembered: Sequence[Answer], dept
     Where it drafts nothing, as where a draft knows nothing, all tokens are equally probable. The answers may be sampled: a token that was not drawn
     is accepted with the target's probability of it, which is how often the text goes on with it.
     """
-    return continue_at_thresholds(recorded, remembered, depth, [least])[0]
+    return continue_within(recorded, remembered, [(depth, least)])[0]
 
 
-def continue_at_thresholds(
-    recorded: TargetPass, remembered: Sequence[Answer], depth: int, thresholds: Sequence[float]
+def continue_within(
+    recorded: TargetPass, remembered: Sequence[Answer], limits: Sequence[tuple[int, float]]
 ) -> list[Drafted]:
-    """``continue_everywhere`` for each threshold, with one search at each position."""
+    """``continue_everywhere`` for each pair of a ``depth`` and a ``least``, with one search at each position."""
     memory = Memory(answer.answer_ids for answer in remembered)
     numbers = {id(answer): number for number, answer in enumerate(remembered)}
-    drafted = [_nothing(recorded, depth) for _ in thresholds]
+    drafted = [_nothing(recorded, depth) for depth, _ in limits]
     at = 0
     for answer in recorded.answers:
         text = Suffixes(answer.prompt_ids, memory, without=numbers.get(id(answer)))
         for place, token in enumerate(answer.answer_ids):
-            for own, path in zip(drafted, text.paths(depth, thresholds), strict=True):
+            for own, path in zip(drafted, text.paths(limits), strict=True):
                 own.accepted[at] = agreed(path.tokens, answer.answer_ids[place:])
                 for step, times in enumerate(path.counts):
                     own.confidence[at, step], own.margin[at, step], own.entropy[at, step] = _certainty(tuple(times))

@@ -12,6 +12,7 @@ the largest sum of D is drafted. Free of torch, because processes that measure l
 
 from __future__ import annotations
 
+import itertools
 from array import array
 from bisect import bisect_left
 from collections import Counter
@@ -139,31 +140,33 @@ class Suffixes:
     def path(self, longest: int, least: float = 0.0) -> Path:
         """At most ``longest`` tokens that may follow, together at least as probable as ``least`` and ``LEAST``; none where the last token is new.
 
-        A larger ``least`` may choose another pattern, not only a shorter path.
+        A larger ``least`` or ``longest`` may choose another pattern, not only a path of another length.
         """
-        return self.paths(longest, [least])[0]
+        return self.paths([(longest, least)])[0]
 
-    def paths(self, longest: int, leasts: Sequence[float]) -> list[Path]:
-        """``path`` for each of ``leasts``, with one search.
+    def paths(self, limits: Sequence[tuple[int, float]]) -> list[Path]:
+        """``path`` for each pair of a ``longest`` and a ``least``, with one search.
 
         >>> text = Suffixes([3, 1], Memory([[3, 1, 8], [3, 1, 5, 6], [1, 9], [1, 9], [1, 9]]))
-        >>> [path.tokens for path in text.paths(2, [0.0, 0.6])]
-        [[5, 6], [9]]
+        >>> [path.tokens for path in text.paths([(2, 0.0), (2, 0.6), (1, 0.0)])]
+        [[5, 6], [9], [9]]
         """
-        best, most = [Path([], [])] * len(leasts), [0.0] * len(leasts)
+        best, most = [Path([], [])] * len(limits), [0.0] * len(limits)
         if not self.tokens:
             return best
+        upto, least = max(longest for longest, _ in limits), max(min(least for _, least in limits), LEAST)
         own, known = np.frombuffer(self.tokens, dtype=np.int64), self.memory
         for tokens, matches in (own, self._matches()), (known.tokens, known.matches(self.tokens, self._without)):
             for match in matches:
-                if min(match.length, longest) <= min(most):
+                if all(min(match.length, limit[0]) <= found for limit, found in zip(limits, most, strict=True)):
                     break  # not even a certain path would be better, and the other patterns are shorter
-                path = _follow(tokens, *match, longest, max(min(leasts), LEAST))
+                path = _follow(tokens, *match, upto, least)
                 probabilities = path.probabilities
-                for place, least in enumerate(leasts):
-                    count = sum(probability >= least for probability in probabilities)
-                    if (found := sum(probabilities[:count])) > most[place]:
-                        best[place], most[place] = Path(path.tokens[:count], path.counts[:count]), found
+                sums = [0.0, *itertools.accumulate(probabilities)]
+                for place, (longest, own_least) in enumerate(limits):
+                    count = min(sum(probability >= own_least for probability in probabilities), longest)
+                    if sums[count] > most[place]:
+                        best[place], most[place] = Path(path.tokens[:count], path.counts[:count]), sums[count]
         return best
 
     def _matches(self) -> list[Match]:

@@ -23,7 +23,7 @@ from draftlab.core.verify.optimum import optimum_iid
 from draftlab.engine.recording import TargetPass
 from draftlab.engine.replay import Agreement, Walk, agree_along, ahead, places_in, walk
 from draftlab.engine.replay_lengths import BlockCounts, Drafted, cut, draft_everywhere
-from draftlab.engine.replay_suffixes import continue_at_thresholds
+from draftlab.engine.replay_suffixes import continue_within
 from draftlab.models import LanguageModel
 from draftlab.models.dflash_files import longest_draft
 from draftlab.models.lookup import Lookup
@@ -90,13 +90,11 @@ def suffixes(recorded: TargetPass, stream: TargetPass, settings: ReplayLog) -> p
     its tokens together are less probable than a threshold.
     """
     frames = []
-    for draft_len in settings.draft_lens:
-        thresholds = (0.0, *settings.thresholds)
-        found = continue_at_thresholds(recorded, stream.answers, draft_len, thresholds)
-        for threshold, drafted in zip(thresholds, found, strict=True):
-            blocks = cut(drafted, drafted.without_model())
-            rows = _of_blocks(blocks, recorded, draft_len, threshold).assign(whole=0.0)  # no model has to catch up
-            frames.append(rows.assign(option="suffix_confident" if threshold else "suffix"))
+    limits = list(itertools.product(settings.draft_lens, (0.0, *settings.thresholds)))
+    for (draft_len, threshold), drafted in zip(limits, continue_within(recorded, stream.answers, limits), strict=True):
+        blocks = cut(drafted, drafted.without_model())
+        rows = _of_blocks(blocks, recorded, draft_len, threshold).assign(whole=0.0)  # no model has to catch up
+        frames.append(rows.assign(option="suffix_confident" if threshold else "suffix"))
     return _by_proposal(pd.concat(frames), recorded)
 
 
