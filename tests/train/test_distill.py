@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from draftlab import plan
-from draftlab.core.sampling import Sampling
+from draftlab.core.sampling import Sampling, to_probs
+from draftlab.core.verify.optimum import optimum_iid
 from draftlab.engine.recording import load_pass, on_head, record
 from draftlab.engine.replay import replay
 from draftlab.errors import UserError
@@ -779,6 +780,28 @@ def test_the_steps_of_a_draft_after_a_lookup_are_those_of_a_loop():
     for draft_len in chosen.draft_lens:
         expected = [steps_of(answer, draft_len) for answer in recorded.answers]
         assert rows.loc[rows["draft_len"] == draft_len, "steps"].tolist() == expected
+
+
+def test_a_draft_that_samples_proposes_tokens_that_the_target_has_cut():
+    """vLLM and SGLang apply top-k and top-p to the target alone. A draft like the target has the share of its tokens accepted that these keep."""
+    model, asked = small_llama(32, 0, scale=4.0), [(str(i), prompt) for i, prompt in enumerate(passages()[:6])]
+    sampling, drawn = Sampling(0.8, top_k=3, top_p=0.95), torch.Generator().manual_seed(4)
+    recorded = record(model, asked, max_new_tokens=12, eos_ids={2}, sampling=sampling, generator=drawn)
+    rows = replay_log.fixed_lengths("as_it_comes", model, recorded, of_log(ceiling=2, draft_lens=[1]))
+    sampled, accepted, optimum = rows[rows["proposal"] == "probabilistic"], [], 0.0
+    for number, answer in enumerate(recorded.answers):
+        whole = (model.answer_logits([answer.prompt_ids], [answer.answer_ids]).detach() / 0.8).softmax(-1)
+        cut = to_probs(recorded.target_logits([number], whole.device, to_sample=True), sampling)
+        is_kept = cut.gather(-1, torch.tensor(answer.answer_ids)[:, None])[:, 0] > 0  # all but one, on the border
+        kept = (whole * (cut > 0)).sum(-1).double() * is_kept
+        begins = 1.0  # blocks of one token each: one begins where the last one, of one token or two, has ended
+        accepted.append(0.0)
+        for share in kept.tolist():
+            accepted[-1] += begins * share
+            begins = 1 - begins * share
+        optimum += float(optimum_iid(cut, whole.to(cut), 2).sum()) * (number < 2)
+    assert sampled["accepted"].tolist() == pytest.approx(accepted, rel=5e-3)
+    assert sampled["optimum_2"].sum() == pytest.approx(optimum, rel=5e-3)
 
 
 def test_lookup_before_an_encoder_decoder_is_replayed():

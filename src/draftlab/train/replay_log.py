@@ -170,9 +170,12 @@ def _of_blocks(blocks: BlockCounts, recorded: TargetPass, draft_len: int, thresh
 
 
 def _proposals(recorded: TargetPass) -> dict[str, Sampling]:
-    """The ways in which a draft may propose for this target; for greedy text there is only one."""
-    sampled = {"probabilistic": recorded.sampling} if recorded.sampling.temperature else {}
-    return sampled | {"greedy": GREEDY}
+    """The ways in which a draft may propose for this target; for greedy text there is only one.
+
+    A draft that samples has the target's temperature, but proposes any token: top-k, top-p and min-p cut the target alone in vLLM and SGLang.
+    """
+    temperature = recorded.sampling.temperature
+    return ({"probabilistic": Sampling(temperature)} if temperature else {}) | {"greedy": GREEDY}
 
 
 def _all_lengths(
@@ -246,7 +249,8 @@ def _with_optimum(rows: pd.DataFrame, draft: LanguageModel, recorded: TargetPass
             rows.loc[is_request & (rows["proposal"] == "greedy"), f"optimum_{drafts}"] = float(best)
             if recorded.sampling.temperature:
                 target = to_probs(recorded.target_logits([number], logits.device, to_sample=True), recorded.sampling)
-                sums = optimum_iid(target, to_probs(logits, recorded.sampling), drafts).sum()
+                proposed = to_probs(logits, _proposals(recorded)["probabilistic"])
+                sums = optimum_iid(target, proposed, drafts).sum()
                 rows.loc[is_request & (rows["proposal"] == "probabilistic"), f"optimum_{drafts}"] = float(sums)
     return rows
 
