@@ -34,6 +34,7 @@ rule figure:
         **resources_of("figure"),
     params:
         scale=RUN.scale,
+        experiment=lambda wildcards: RUN.called(wildcards.experiment),
         own=["--own-target"] if PAIRS["main"].target.model else [],
         experiment_file=lambda wildcards: printed_parts(wildcards.experiment),
         code=lambda wildcards: code(
@@ -45,7 +46,7 @@ rule figure:
         "Draw {wildcards.experiment}"
     shell:
         r"""
-        draftlab figure {wildcards.experiment:q} \
+        draftlab figure {params.experiment:q} \
             --table {input.table:q} \
             --scale {params.scale:q} {params.own:q} \
             --out "$(dirname {output.pdf:q})"/{wildcards.experiment:q} \

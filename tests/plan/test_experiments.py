@@ -76,7 +76,7 @@ def test_the_guide_to_configuration_names_every_key():
 def test_the_tutorials_verifier_is_lossless_and_its_experiment_is_one(tmp_path):
     guide = (WORKFLOW.parent / "docs/tutorial.md").read_text(encoding="utf-8")
     code = re.search(r"`ours.py`[^`]*```python\n(.*?)```", guide, re.DOTALL)[1]
-    text = re.search(r"`workflow/experiments/beyond_last.yaml`[^`]*```yaml\n(.*?)```", guide, re.DOTALL)[1]
+    text = re.search(r"`last.yaml`[^`]*```yaml\n(.*?)```", guide, re.DOTALL)[1]
     path = tmp_path / "beyond_last.yaml"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(UserError, match=r"yaml:\d+: schemes.0: no such file: ours.py \(give its path from /"):

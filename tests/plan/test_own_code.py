@@ -307,6 +307,46 @@ def test_names_for_readers_and_files_leave_out_folders(tmp_path: Path) -> None:
     assert list(experiment.cells("smoke")) == ["spider.ours.loss", "spider.forward_kl"]
 
 
+def own_experiment(folder: Path, name: str = "mine") -> str:
+    folder.mkdir(exist_ok=True)
+    write(folder, axes={}, fixed=FIXED | {"dataset": "spider", "sample_source": "teacher", "loss": "ours.py:loss"})
+    return str((folder / "osd_test.yaml").rename(folder / f"{name}.yaml"))
+
+
+def test_an_experiment_lies_beside_the_idea(here: Path) -> None:
+    def run(*names: str, **more: str) -> plan.Run:
+        return plan.load_run({"scale": "smoke", "experiments": ", ".join(names)} | more, plan.WORKFLOW)
+
+    mine = own_experiment(Path("our ideas"))
+    found = run(mine, "osd_online")
+    assert list(found.experiments) == ["mine", "osd_online"]
+    assert [found.called(name) for name in found.experiments] == ["our ideas/mine.yaml", "osd_online"]
+    assert found.cell_file("mine", "all")["own_code"].keys() == {"ours.py:loss"}
+    assert f"experiments={mine}, osd_online" in found.given
+    known = plan.WORKFLOW / "experiments/osd_online.yaml"
+    assert run(str(known)).called("osd_online") == "osd_online", "which the ledger knows"
+    Path("mine.yaml").write_text("experiments: {mine: {fixed: {epochs: 7}}}\n")
+    assert run(mine, sizes="mine.yaml").cells("mine")["all"][0].settings.epochs == 7
+    for names, message in {
+        (
+            mine,
+            own_experiment(Path("other")),
+        ): r"^other/mine.yaml: our ideas/mine.yaml has the name of the experiment mi",
+        (own_experiment(Path("x"), "osd_online"),): r"^x/osd_online.yaml: /.*/experiments/osd_online.yaml has the name",
+        (own_experiment(Path("x{y}")),): r"--config: experiments: braces are wildcards in a workflow: x{y}/mine.yaml",
+        (own_experiment(Path("x"), "claims"),): r"^x/claims.yaml: not an experiment's name",
+        ("no/mine.yaml",): r"^no/mine.yaml: No such file",
+        ("our ideas/mine.yml",): r"no experiment named 'our ideas/mine.yml' \(allowed: FILE.yaml of your own, ",
+    }.items():
+        with pytest.raises(UserError, match=message):
+            run(*names)
+    with pytest.raises(UserError, match="mine does not exist at scale laptop"):
+        run(mine, scale="laptop")
+    Path(mine).write_text(Path(mine).read_text().replace("epochs", "epoch"))
+    with pytest.raises(UserError, match=r"^our ideas/mine.yaml:\d+: unknown key 'epoch'"):
+        run(mine)
+
+
 def test_a_list_of_a_layout_shows_one_s_own_code_too() -> None:
     import pandas as pd
 

@@ -15,7 +15,7 @@ from tests.synthetic import TABLES
 def test_curves_are_moving_averages_of_the_stream(tmp_path):
     rows = TABLES["osd_online"]().drop(columns="requests")  # which only a binned stream has
     rows.to_csv(tmp_path / "osd_online.csv", index=False)
-    points = list(tensorboard.curves(tmp_path / "osd_online.csv"))
+    points = list(tensorboard.curves(tmp_path / "osd_online.csv", "osd_online"))
     curve = [(record, value) for tag, record, value in points if tag == "osd_online/spider/online/0"]
     table = rows[(rows["dataset"] == "spider") & (rows["method"] == "online") & (rows["seed"] == 0)]
     expected = stats.moving_ratio(table["overlap"], table["visited"], tensorboard.WINDOW)
@@ -27,7 +27,7 @@ def test_curves_are_moving_averages_of_the_stream(tmp_path):
 def test_streams_that_differ_in_another_column_have_tags_of_their_own(name, tmp_path):
     rows = TABLES[name]()
     rows.to_csv(tmp_path / f"{name}.csv", index=False)
-    tags = collections.Counter((tag, record) for tag, record, _ in tensorboard.curves(tmp_path / f"{name}.csv"))
+    tags = collections.Counter((tag, record) for tag, record, _ in tensorboard.curves(tmp_path / f"{name}.csv", name))
     assert set(tags.values()) == {1}
     for value in ("sharp", "smooth") if name == "osd_shift_smooth" else ("learning_rate", "buffer"):
         assert any(value in tag.split("/") for tag, _ in tags)
@@ -36,7 +36,11 @@ def test_streams_that_differ_in_another_column_have_tags_of_their_own(name, tmp_
 def test_the_window_counts_requests_not_rows(tmp_path):
     rows = TABLES["osd_online"]().assign(requests=10)
     rows.to_csv(tmp_path / "osd_online.csv", index=False)
-    curve = [value for tag, _, value in tensorboard.curves(tmp_path / "osd_online.csv") if "spider/online/0" in tag]
+    curve = [
+        value
+        for tag, _, value in tensorboard.curves(tmp_path / "osd_online.csv", "osd_online")
+        if "spider/online/0" in tag
+    ]
     table = rows[(rows["dataset"] == "spider") & (rows["method"] == "online") & (rows["seed"] == 0)]
     assert curve == stats.moving_ratio(table["overlap"], table["visited"], tensorboard.WINDOW // 10).tolist()
 

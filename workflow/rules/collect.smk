@@ -63,7 +63,7 @@ rule claims:
         **resources_of("claims"),
     params:
         scale=RUN.scale,
-        experiments=list(RUN.experiments),
+        experiments=[RUN.called(name) for name in RUN.experiments],
         own=["--own-models"] if RUN.has_own_models else [],
         measures=digest_of(
             [
@@ -114,7 +114,7 @@ rule report:
     params:
         scale=RUN.scale,
         config=RUN.given,
-        experiments=list(RUN.experiments),
+        experiments=[RUN.called(name) for name in RUN.experiments],
         texts=digest_of(
             [
                 (one.paper, one.artefact, one.title, one.question)
@@ -149,7 +149,7 @@ rule tracker:
     resources:
         **resources_of("tracker"),
     params:
-        experiments=list(RUN.experiments),
+        experiments=[RUN.called(name) for name in RUN.experiments],
         code=code("report.tensorboard"),
     message:
         "Write the curves as TensorBoard events"

@@ -10,7 +10,7 @@ from draftlab.core.settings import Dataset
 from draftlab.errors import UserError
 from draftlab.files.yaml_files import Place
 from draftlab.models.config import head_in
-from draftlab.plan.config import RunConfig
+from draftlab.plan.config import RunConfig, check_name
 from draftlab.plan.experiment import Experiment, load_experiment, place
 from draftlab.plan.scale import MAIN, ScaleSettings
 from draftlab.stages._contenders import BEFORE, DISTILLED
@@ -31,7 +31,15 @@ def experiments_of(
 ) -> tuple[dict[str, Experiment], dict[str, Experiment]]:
     """The experiments of a run, and all those of its scale, with the sizes that the scale's file gives some of them."""
     path = config.sizes_file(workflow)
-    every = {path.stem: load_experiment(path) for path in sorted((workflow / "experiments").glob("*.yaml"))}
+    files = {file.stem: file for file in sorted((workflow / "experiments").glob("*.yaml"))}
+    for name, file in config.own_experiments.items():
+        check_name("experiments", file, "--config")
+        others = {*config.named_experiments, str(files.get(name, file))} - {file}
+        if twice := [other for other in others if Path(other).stem == name]:
+            what = f"{twice[0]} has the name of the experiment {name} too"
+            raise UserError(what, file=file, remedy="rename the file")
+        files[name] = Path(file)
+    every = {name: load_experiment(file) for name, file in files.items()}
     for name, size in settings.experiments.items():
         if name not in every:
             what, remedy = f"no experiment named {name!r}", f"allowed: {', '.join(every)}"
@@ -44,7 +52,7 @@ def experiments_of(
         remedy = f"name one of {', '.join(at_scale)} as experiments=NAME" if at_scale else remedy
         raise UserError(f"scale {config.scale} has no experiment to run", file="--config", remedy=remedy)
     for name in chosen:
-        _check_models(at_scale[name], config, settings, place(workflow / "experiments" / f"{name}.yaml", config.scale))
+        _check_models(at_scale[name], config, settings, place(files[name], config.scale))
     return {name: at_scale[name] for name in chosen}, at_scale
 
 
@@ -65,10 +73,10 @@ def _choose(
             and not (config.everywhere and _has_other_models(experiment, config, settings))
             and not (has_head and _runs_drafts(experiment, config))
         ]
-    names = [name.strip() for name in (config.experiments or "").split(",")]
+    names = [Path(name).stem if name.endswith(".yaml") else name for name in config.named_experiments]
     for name in names:
         if name not in every:
-            what, remedy = f"no experiment named {name!r}", f"allowed: {', '.join(every)}"
+            what, remedy = f"no experiment named {name!r}", f"allowed: FILE.yaml of your own, {', '.join(every)}"
         elif name not in at_scale:
             scales = ", ".join(every[name].scales)
             what = f"{name} does not exist at scale {config.scale}"

@@ -13,6 +13,7 @@ from pydantic import Field, field_validator, model_validator
 
 from draftlab.core.settings import Settings, Template
 from draftlab.errors import UserError
+from draftlab.files.checkout import WORKFLOW
 from draftlab.files.packages import PACKAGES, package_of
 from draftlab.files.seals import content_digest
 from draftlab.files.weights import check_kind, is_gguf
@@ -57,7 +58,7 @@ class RunConfig(Settings):
     )
     experiments: str | None = Field(
         None,
-        description="reproduction (default), all, or names separated by commas; with your own prompts, osd_offline and osd_latency_dataset",
+        description="reproduction (default), all, or names and your own FILE.yaml, separated by commas; with your own prompts, osd_offline and osd_latency_dataset",
     )
     name: str | None = Field(None, pattern=r"^\w[\w.+-]*$", description="folder under results/")
     tracker: Literal["tensorboard"] | None = Field(None, description="where to write the curves as well")
@@ -67,7 +68,7 @@ class RunConfig(Settings):
     @classmethod
     def _is_no_flag(cls, value: str | None) -> str | None:
         """Prefix a file whose name begins with a dash, so that it is not read as a flag."""
-        return f"./{value}" if value and value.startswith("-") else value
+        return _no_flag(value) if value else value
 
     @field_validator("template_options", mode="before")
     @classmethod
@@ -122,6 +123,17 @@ class RunConfig(Settings):
         return bool(self.dataset) and self.experiments is None
 
     @property
+    def named_experiments(self) -> list[str]:
+        """The experiments in ``experiments``: names, and files of the user's own."""
+        return [_no_flag(name.strip()) for name in (self.experiments or "").split(",")]
+
+    @property
+    def own_experiments(self) -> dict[str, str]:
+        """The files of the user's own experiments, by name."""
+        files = [name for name in self.named_experiments if name.endswith(".yaml")]
+        return {Path(name).stem: name for name in files if not _is_in(name, WORKFLOW / "experiments")}
+
+    @property
     def everywhere(self) -> dict[str, str]:
         """The models, by role, that replace those of every pair."""
         return {role: name for role in ("target", "draft") if (name := getattr(self, role))}
@@ -132,11 +144,20 @@ class RunConfig(Settings):
         return "-".join([self.scale, *(key for key in CHANGES if getattr(self, key))])
 
 
+def _is_in(file: str, folder: Path) -> bool:
+    """Whether a file lies in a folder, whatever its path says."""
+    return Path(file).resolve().parent == folder.resolve()
+
+
+def _no_flag(name: str) -> str:
+    return f"./{name}" if name.startswith("-") else name
+
+
 def check_names(words: Iterable[str]) -> None:
     """Check the names of files in ``KEY=VALUE`` arguments before YAML cuts them."""
     for word in words:
         key, _, text = re.sub("^(--config=|-C)", "", word).partition("=")
-        if key in ("sizes", "raw", "dataset", "target", "draft") and (name := text.strip(QUOTES)):
+        if key in ("sizes", "raw", "dataset", "target", "draft", "experiments") and (name := text.strip(QUOTES)):
             check_text(key, name if text[0] in QUOTES else text)
 
 
@@ -145,7 +166,7 @@ def check_requests(raw: str | None, dataset: str | None) -> None:
     for key, path in (("raw", raw), ("dataset", dataset)):
         if not path:
             continue
-        _check_name(key, path, "--config")
+        check_name(key, path, "--config")
         if key == "raw" and os.path.isfile(path):
             remedy = "name the folder of the datasets' files; for prompts of your own: dataset=FILE"
             raise UserError(f"raw: a file, not a folder: {path}", file="--config", remedy=remedy)
@@ -156,7 +177,7 @@ def check_requests(raw: str | None, dataset: str | None) -> None:
 def check_models(models: Mapping[str, str], source: Path | str) -> None:
     """Check that models, by the key that names them in ``source``, exist; a model ``owner/name`` that does not is left to the hub."""
     for key, name in models.items():
-        _check_name(key, name, source)
+        check_name(key, name, source)
         if (package := package_of(name)) in PACKAGES:
             continue
         if package and not os.path.exists(name):
@@ -168,7 +189,7 @@ def check_models(models: Mapping[str, str], source: Path | str) -> None:
             _check_hub_id(key, name, source)
 
 
-def _check_name(key: str, name: str, source: Path | str) -> None:
+def check_name(key: str, name: str, source: Path | str) -> None:
     """Refuse a name that Snakemake would read as another one."""
     if set("{}") & set(name):
         what = f"{key}: braces are wildcards in a workflow: {name}"

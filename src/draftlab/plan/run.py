@@ -77,6 +77,10 @@ class Run(Settings):
         raw = Path(self.raw_folder) if self.raw_folder else None
         return sources.content_of(dataset, split, self.settings.data.source, raw, DIGESTS)
 
+    def called(self, experiment: str) -> str:
+        """What commands call an experiment: its name, or the user's own file."""
+        return self.config.own_experiments.get(experiment, experiment)
+
     def of_stage(self, *stages: str) -> list[str]:
         """Names of the experiments of these stages at the scale."""
         return [name for name, experiment in self.at_scale.items() if experiment.stage in stages]

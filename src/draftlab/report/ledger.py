@@ -34,7 +34,7 @@ NO_RULE = "no experiment measures this"
 
 def read_tables(folder: Path, experiments: Collection[str] = ()) -> dict[str, pd.DataFrame]:
     """Read the tables of these experiments (none named: of all) in a folder of results, and add the derived columns."""
-    return {name: tidy.read(path) for name, path in tidy.tables_of(folder, experiments).items()}
+    return {name: tidy.read(path, name) for name, path in tidy.tables_of(folder, experiments).items()}
 
 
 def judge_claims(
@@ -163,7 +163,7 @@ def write(
     **Arguments:**
     - `tables`: the folder of the run's tables
     - `scale`: the scale of the run
-    - `experiments`: the experiments of the run; without one, every table that an experiment has
+    - `experiments`: the experiments of the run, names or your own FILE.yaml; without one, every table that an experiment has
     - `own_models`: the models are not those of the scale
     - `out`: the CSV file to write
     """

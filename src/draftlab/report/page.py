@@ -75,7 +75,7 @@ def write(
     - `scale`: the scale of the run
     - `out`: the HTML file to write
     - `config`: the settings that the run was given, each KEY=VALUE
-    - `experiments`: the experiments of the run; without one, every table that an experiment has
+    - `experiments`: the experiments of the run, names or your own FILE.yaml; without one, every table that an experiment has
     """
     given = [text for text in config if text.partition("=")[0] in ("dataset", "target", "draft")]
     traffic = any(text.startswith("dataset=") for text in config)
@@ -85,7 +85,7 @@ def write(
     settings = config or (f"scale={scale}",)
     paths = tidy.tables_of(results, experiments)
     shows_tokens = "show_tokens=False" not in config and "osd_offline" in (experiments or ["osd_offline"])
-    sections = [_section(path, results, settings, by_table.get(name, [])) for name, path in paths.items()]
+    sections = [_section(name, path, results, settings, by_table.get(name, [])) for name, path in paths.items()]
     sections.sort(key=lambda section: list(PAPERS).index(section["paper"]))
     environment = templates()
     environment.filters |= {"visible": visible, "number": number, "pretty": pretty, "setting": setting}
@@ -117,17 +117,18 @@ def templates() -> Environment:
     return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
 
 
-def _section(table: Path, results: Path, config: Sequence[str], claims: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _section(
+    experiment: str, table: Path, results: Path, config: Sequence[str], claims: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
     """What the page shows of one experiment: its ``table``, figure, run records and ``claims`` of the ledger."""
-    name = table.stem
-    plan = tidy.plan_of(name)
+    name, plan = table.stem, tidy.plan_of(experiment)
     prefix = results / "figures" / name
     figure, cells = prefix.with_name(f"{name}.png"), prefix.with_name(f"{name}.csv")
     page, labels, columns, caption, finding = pd.DataFrame(), 0, list[str](), "", ""
     if cells.exists():
-        rows = tidy.read(table)
-        layout = tables.layout_of(name, rows)
-        finding = findings.sentences(name, rows)
+        rows = tidy.read(table, experiment)
+        layout = tables.layout_of(experiment, rows)
+        finding = findings.sentences(experiment, rows)
         measure, labels = plan.measure(), len(layout.rows)
         page = tables.arrange(tables.read_cells(cells), layout, measure, bold=Markup("<b>{}</b>").format)
         columns = tables.header(page, layout)

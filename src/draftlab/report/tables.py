@@ -79,7 +79,7 @@ def write(
     layout = layout.model_copy(update={"emulated": layout.emulated and scale in EMULATING and not own_target})
     measure = tidy.plan_of(experiment).measure()
     cells = summary(table, layout, measure, together=_is_pooled(experiment, table, layout))
-    facts = caption(experiment, cells, layout, measure, tidy.resampled_name(table), scale)
+    facts = caption(prefix.name, cells, layout, measure, tidy.resampled_name(table), scale)
     parts = filter(None, (finding, markdown(cells, layout, measure), facts))
     texts = {
         "csv": cells.map(_inert).to_csv(index=False, lineterminator="\n", float_format="%.6g"),

@@ -22,9 +22,9 @@ def write(results: Path, out: Path, experiments: tuple[str, ...] = ()) -> int:
     **Arguments:**
     - `results`: the folder of the run
     - `out`: the folder for the events
-    - `experiments`: the experiments of the run; without one, every table that an experiment has
+    - `experiments`: the experiments of the run, names or your own FILE.yaml; without one, every table that an experiment has
     """
-    points = [point for path in tidy.tables_of(results, experiments).values() for point in curves(path)]
+    points = [point for name, path in tidy.tables_of(results, experiments).items() for point in curves(path, name)]
     if not points:
         raise UserError("no table with a stream", file=results, remedy="run the experiment osd_online first")
     try:
@@ -39,14 +39,14 @@ def write(results: Path, out: Path, experiments: tuple[str, ...] = ()) -> int:
     return len(points)
 
 
-def curves(path: Path) -> Iterator[Point]:
+def curves(path: Path, experiment: str) -> Iterator[Point]:
     """Yield (experiment/series, record, moving average of alpha) for a table with a stream; nothing for other tables."""
-    rows = tidy.read(path)
+    rows = tidy.read(path, experiment)
     if not {"stream_index", "overlap", "visited"} <= set(rows):
         return
     served = tidy.served(rows)
     in_a_row = int(tidy.summed_requests(served).max())
-    for labels, series in served.groupby(_keys(path.stem, served), sort=False, dropna=False):
+    for labels, series in served.groupby(_keys(experiment, served), sort=False, dropna=False):
         ordered = series.sort_values("stream_index")
         tag = "/".join([path.stem, *(str(label) for label in labels if label == label)])  # not every cell has each
         alpha = stats.moving_ratio(ordered["overlap"], ordered["visited"], max(WINDOW // in_a_row, 1))

@@ -18,7 +18,10 @@ from draftlab.plan import WORKFLOW, Experiment, load_experiment
 
 
 def read(path: Path, experiment: str | None = None) -> pd.DataFrame:
-    """Read ``<experiment>.csv`` and add its derived columns; a file that is not such a table raises ``UserError``."""
+    """Read ``<experiment>.csv`` and add its derived columns; a file that is not such a table raises ``UserError``.
+
+    An ``experiment`` is called by its name or, if it is the user's own, by its file.
+    """
     experiment = path.name.split(".")[0] if experiment is None else experiment
     rows = read_table(path)
     _check_numbers(rows, path, experiment)
@@ -61,15 +64,15 @@ def no_column(error: KeyError, path: Path, experiment: str, rows: pd.DataFrame, 
 
 
 def tables_of(results: Path, experiments: Collection[str] = ()) -> dict[str, Path]:
-    """The paths of these experiments' tables in a folder of results, by name; without a name, of all experiments that have a file.
+    """The paths of these experiments' tables in a folder of results, by what they are called; without one, of all in ``workflow/experiments``.
 
     **Raises:** ``UserError`` for a folder without tables.
     """
     paths = tables_in(results)
-    chosen = [name for name in paths if (name in experiments if experiments else file_of(name).exists())]
-    if not chosen:
+    called = {Path(name).stem: name for name in experiments or filter(lambda name: file_of(name).exists(), paths)}
+    if not called.keys() & paths:
         raise UserError("no tables here", file=results, remedy="run the experiments first")
-    return {name: paths[name] for name in chosen}
+    return {called[name]: path for name, path in paths.items() if name in called}
 
 
 def derive(experiment: str, rows: pd.DataFrame) -> pd.DataFrame:
@@ -80,8 +83,8 @@ def derive(experiment: str, rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def file_of(experiment: str) -> Path:
-    """The experiment's YAML file."""
-    return WORKFLOW / "experiments" / f"{experiment}.yaml"
+    """The experiment's YAML file: one of the user's own is what the experiment is called by."""
+    return Path(experiment) if experiment.endswith(".yaml") else WORKFLOW / "experiments" / f"{experiment}.yaml"
 
 
 @functools.cache

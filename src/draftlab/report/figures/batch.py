@@ -41,7 +41,7 @@ def draw(experiment: str, table: Path, scale: str, prefix: Path, *, own_target: 
         tables.write(experiment, rows, scale, prefix, finding, own_target=own_target)
     except KeyError as error:
         module = plan.module_of(experiment, tidy.plan_of(experiment).figure)
-        asker = f"report/figures/{module}.py" if module in plan.DESIGNED else f"workflow/experiments/{experiment}.yaml"
+        asker = f"report/figures/{module}.py" if module in plan.DESIGNED else str(tidy.file_of(experiment))
         raise tidy.no_column(error, table, experiment, rows, asker) from None
     return finding
 
@@ -113,7 +113,7 @@ def draw_one(
     """Draw one experiment's table as OUT.pdf and OUT.png, format it as OUT.md, OUT.csv and OUT.tex, and print its finding.
 
     **Arguments:**
-    - `experiment`: the name of the experiment
+    - `experiment`: the name of the experiment, or your own FILE.yaml
     - `table`: its table
     - `scale`: the scale of the run
     - `own_target`: the run did not train its target, so that the target was not padded
