@@ -14,7 +14,7 @@ import yaml
 
 from draftlab import plan
 from draftlab.conformance.command import verify_lossless
-from draftlab.core.verify import any_verifier, k_seq, single, token_verifier
+from draftlab.core.verify import any_verifier, k_seq, single, tail_of, token_verifier
 from draftlab.data import check as data_check
 from draftlab.data import splits
 from draftlab.data.registry import find
@@ -43,6 +43,7 @@ import dataclasses
 import numpy as np
 import torch
 from beside import SCALE
+from draftlab.core import verify
 from draftlab.core.verify import k_seq, single, traversal
 from draftlab.data.fields import BadRow, Cleaned
 from draftlab.models.ngrams import Ngrams
@@ -79,8 +80,10 @@ def greedy(target_probs, draft_probs, tokens):
     return dataclasses.replace(right, accept=torch.ones_like(right.accept) / tokens.shape[1])
 
 
+path = verify.path.PathVerifier("path", verify.block.decide)
 mine = dataclasses.replace(k_seq, closed_form=None, survivors=None)
 tree = traversal
+token = verify.TokenVerifier("token", "independent", single.decide)
 lossy = dataclasses.replace(single, decide=greedy)
 honest = dataclasses.replace(lossy, is_lossless=False)
 number = 3
@@ -118,7 +121,7 @@ def schemes_of(experiment: str) -> list[str]:
     [
         ("none.py:loss", r"^mine.yaml:\d+: loss: no such file: none.py \(give its path from /"),
         ("ours.py:los", r"^mine.yaml:\d+: loss: ours.py: no los in it \(it has .*loss, "),
-        ("ours.py:source", r"^mine.yaml:\d+: loss: ours.py:16: source cannot be called with \(draft_logits, target_"),
+        ("ours.py:source", r"^mine.yaml:\d+: loss: ours.py:17: source cannot be called with \(draft_logits, target_"),
         ("ours.py:clean", r"loss: ours.py:\d+: clean cannot be called with \(draft_logits, target_logits\) \(give it"),
         ("broken.py:loss", r"^mine.yaml:\d+: loss: broken.py:2: no Python: .* \(repair it\)"),
         ("model/ours.py:loss", r"loss: model/ours.py: in the folder of a model, whose own code is never run \(copy"),
@@ -140,18 +143,28 @@ def test_names_in_every_place_are_checked() -> None:
         "beyond_lookup": {"drafters": ["ours.py:loss", "ours.py:clean"]},
         "beyond_trees": {"shapes": ["no.py:x"]},
         "mdss_live": {"schemes": ["ours.py:no+block"]},
+        "mdss_topk": {"schemes": ["ours.py:path"]},
     }.items():
-        with pytest.raises(UserError, match=r"mine.yaml:\d+: .*(no no in it|no such file|cannot be called)"):
+        with pytest.raises(UserError, match=r"mine.yaml:\d+: .*(no no in it|no such file|cannot be called|is a PathV)"):
             run_with({name: {"fixed": fixed}})
     with pytest.raises(UserError, match=r"mine.yaml:\d+: data.cleaners.gsm8k: ours.py:\d+: loss cannot be called with"):
         run_with({}, data={"cleaners": {"gsm8k": "ours.py:loss"}})
 
 
 def test_a_tail_follows_a_verifier_of_one_s_own() -> None:
-    run = run_with({"mdss_live": {"fixed": {"schemes": ["plain", "single", "ours.py:mine+block"]}}})
-    assert "ours.py:mine+block" in run.cells("mdss_live")["all"][0].settings.schemes
-    with pytest.raises(UserError, match="Input should be"):
-        run_with({"mdss_live": {"fixed": {"schemes": ["ours.py:mine+traversal"]}}})
+    schemes = ["plain", "single", "ours.py:mine+block", "k_seq+ours.py:path", "ours.py:mine+ours.py:path"]
+    run = run_with({"mdss_live": {"fixed": {"schemes": schemes}}})
+    assert run.cells("mdss_live")["all"][0].settings.schemes == schemes
+    assert list(run.cell_file("mdss_live", "all")["own_code"]) == ["ours.py:mine", "ours.py:path"]
+    assert {f"results/smoke-sizes/verifiers/ours.{name}.txt" for name in ("mine", "path")} <= {
+        *run.reads("mdss_live", "all")
+    }
+    assert style.name("k_seq+ours.py:path").endswith("ours.path")
+    for wrong in ("ours.py:mine+traversal", "ranked+ours.py:path", "traversal+ours.py:path", "no+ours.py:path"):
+        with pytest.raises(UserError, match="Input should be"):
+            run_with({"mdss_live": {"fixed": {"schemes": [wrong]}}})
+    with pytest.raises(UserError, match=r"ours.py:\d+: token is a TokenVerifier \(give a PathVerifier\)"):
+        run_with({"mdss_live": {"fixed": {"schemes": ["ours.py:mine+ours.py:token"]}}})
 
 
 def test_an_edit_reruns_the_cells_that_name_the_file_and_no_other() -> None:
@@ -226,9 +239,14 @@ def test_verifiers_are_found() -> None:
     assert mine.name == "ours.py:mine"
     torch.testing.assert_close(mine.acceptance(target, draft).proc, k_seq.acceptance(target, draft).proc)
     assert any_verifier("ours.py:tree").name == "ours.py:tree"
+    assert any_verifier("ours.py:path").name == tail_of("ours.py:path").name == "ours.py:path"
+    with pytest.raises(UserError, match=r"ours.py:tree is a TreeVerifier \(give a PathVerifier\)"):
+        tail_of("ours.py:tree")
     with pytest.raises(UserError, match=r"ours.py:tree is a TreeVerifier \(give a TokenVerifier\)"):
         token_verifier("ours.py:tree")
-    with pytest.raises(UserError, match=r"ours.py:loss is a function \(give a TokenVerifier or TreeVerifier\)"):
+    with pytest.raises(
+        UserError, match=r"ours.py:loss is a function \(give a TokenVerifier, PathVerifier or TreeVerifier\)"
+    ):
         any_verifier("ours.py:loss")
 
 

@@ -1,5 +1,7 @@
 """Live decoding with several drafted sequences: its emitted distribution, different drafts, and what the tables say of it."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -15,8 +17,9 @@ from draftlab.core.verify.token import Decision, TokenVerifier
 from draftlab.data.prompts import Prompt
 from draftlab.engine.held_out import Request, Work
 from draftlab.engine.speculate import speculate
+from draftlab.errors import UserError
 from draftlab.models.llama_decoder import LlamaDecoder
-from draftlab.stages import live
+from draftlab.stages import blocks, live
 from draftlab.stages._stage import Bench
 from tests.engine.test_speculate import make, near, own_greedy
 from tests.stages.test_blocks_and_trees import pair_with_prompts
@@ -210,3 +213,35 @@ def test_scores_of_answers():
     assert other["rouge_l"] == pytest.approx(0.75)
     assert 0.4 < other["bleu"] < 0.8
     assert np.isnan(list(live.score("x", None).values())).all()
+
+
+OWN = """
+from draftlab.core.verify.path import PathVerifier, single_path
+
+path = PathVerifier("path", single_path.decide)
+"""
+
+
+def test_a_verifier_of_a_path_of_ones_own_decodes_alone_and_as_a_tail(tmp_path, monkeypatch):
+    """It is ``single`` under another name: the same draws give the same answers."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "path_of_mine.py").write_text(OWN)
+    name = "path_of_mine.py:path"
+    shape = {"num_drafts": [1, 2], "draft_temperature": [1.0], "draft_len": 3, "requests": 2, "batch": 2}
+    settings = live.Settings(schemes=["single", name, f"specinfer+{name}", "specinfer"], max_new_tokens=12, **shape)
+    every = live.contenders(settings)
+    assert [(one.scheme, one.num_drafts) for one in every[:2]] == [("single", 1), (name, 1)]
+    assert [one.tail.name if one.tail else None for one in every[:3]] == [None, name, name]
+    assert not any(blocks.is_counted(one) for one in every if name in one.scheme)
+    planned = [(one.scheme, one.num_drafts) for one in live.contenders(settings, runs=False)]
+    assert (name, 2) in planned, "a plan runs no code of the user's own"
+    work, batch = Work(TARGET, DRAFTS[0], None, []), [Request(i, prompt, None) for i, prompt in enumerate(PROMPTS[:2])]
+
+    def answers(contender):
+        traces = live.decode(contender, batch, settings, work, [], torch.Generator().manual_seed(0)).traces
+        return [(trace.answer_ids, trace.accepted) for trace in traces]
+
+    assert answers(every[0]) == answers(every[1])
+    assert answers(replace(every[2], num_drafts=1)) == answers(every[0])
+    with pytest.raises(UserError, match=r"path verifies one path, which has no rest \(leave \+block out\)"):
+        _ = replace(every[1], scheme=f"{name}+block").tail

@@ -132,7 +132,7 @@ def _check_counts(
         if value < 1:
             raise UserError(f"{name} is {value}", remedy="give 1 or more")
     if isinstance(verifier, PathVerifier) and num_drafts > 1:
-        raise UserError(f"{verifier.name} verifies one sequence, not {num_drafts}", remedy="set num_drafts to 1")
+        raise UserError(f"{verifier.name} verifies one sequence, not {num_drafts}", remedy="give one draft")
     remedy = "give one in all, or one per draft"
     if models not in (1, num_drafts):
         raise UserError(f"{models} draft models for {num_drafts} drafts", remedy=remedy)

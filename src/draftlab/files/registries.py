@@ -42,20 +42,24 @@ def names(module: str, registry: str) -> tuple[str, ...]:
     raise LookupError(f"no {registry} in draftlab.{module}")
 
 
-def choice(known: Sequence[str], arguments: Sequence[str] = (), *, tails: Sequence[str] = ()) -> Any:
-    """The type of a setting: one of the ``known`` names, or an object of the user's own, perhaps before ``+`` and one of the ``tails``.
+def choice(
+    known: Sequence[str], arguments: Sequence[str] = (), *, kinds: Sequence[str] = (), tails: Sequence[str] = ()
+) -> Any:
+    """The type of a setting: one of the ``known`` names, or an object of the user's own. Where there are ``tails``, one of them or an object of
+    the user's own may follow after ``+``.
 
-    A function of the user's own is called with these ``arguments``; without any, the object is none.
+    A function of the user's own is called with these ``arguments``; without any, the object is one of these ``kinds``, and a tail a PathVerifier.
     """
 
     def check(given: object) -> object:
-        own, plus, tail = str(given).partition("+")
-        if given in known or not is_own(own) or (plus and tail not in tails):
-            if given not in known:
-                raise ValueError(f"Input should be {_listed([*map(repr, known), 'FILE.py:OBJECT'])}")
-            return given
+        head, plus, tail = str(given).partition("+")
+        takes_tails = is_own(head) or any(f"{head}+{one}" in known for one in tails)
+        fits = takes_tails and (tail in tails or is_own(tail)) if plus and tails else is_own(given)
+        if given not in known and not fits:
+            raise ValueError(f"Input should be {_listed([*map(repr, known), 'FILE.py:OBJECT'])}")
         try:
-            check_own(own, arguments)
+            for own in own_parts(given):
+                check_own(own, arguments, ["PathVerifier"] if plus and own == tail else kinds)
         except UserError as error:
             where = (
                 ""
@@ -83,20 +87,34 @@ def is_own(name: object) -> bool:
     return OWN.fullmatch(str(name)) is not None
 
 
+def own_parts(name: object) -> list[str]:
+    """Every ``FILE.py:OBJECT`` in a name, whose parts ``+`` may join.
+
+    >>> own_parts("ideas/ours.py:mine+block"), own_parts("specinfer+block")
+    (['ideas/ours.py:mine'], [])
+    """
+    return list(filter(is_own, str(name).split("+")))
+
+
 def short(name: str) -> str:
-    """A name without the folder and the suffix of the file, for readers and for names of files; any other text stays as it is.
+    """A name without the folders and the suffixes of files, for readers and for names of files; any other text stays as it is.
 
     >>> short("ideas/ours.py:mine+block"), short("specinfer+block")
     ('ours.mine+block', 'specinfer+block')
     """
-    own, plus, tail = name.partition("+")
-    found = OWN.fullmatch(own)
-    parts = [re.sub("[^A-Za-z0-9_]", "-", part) for part in (Path(found[1]).stem, found[2])] if found else []
-    return f"{'.'.join(parts)}{plus}{tail}" if found else name
+    return "+".join(_short(part) for part in name.split("+"))
 
 
-def check_own(name: str, arguments: Sequence[str] = ()) -> None:
-    """``UserError`` if ``FILE.py:OBJECT`` names no such file or object, or a function that cannot be called with these ``arguments``."""
+def _short(name: str) -> str:
+    found = OWN.fullmatch(name)
+    parts = [re.sub("[^A-Za-z0-9_]", "-", part) for part in (Path(found[1]).stem, found[2])] if found else [name]
+    return ".".join(parts)
+
+
+def check_own(name: str, arguments: Sequence[str] = (), kinds: Sequence[str] = ()) -> None:
+    """``UserError`` if ``FILE.py:OBJECT`` names no such file or object, a function that cannot be called with these ``arguments``, or what is made
+    there as a verifier of other ``kinds``.
+    """
     file, attribute = name.rsplit(":", 1)
     path = Path(file)
     if not path.is_file():
@@ -116,6 +134,12 @@ def check_own(name: str, arguments: Sequence[str] = ()) -> None:
         if not least <= len(arguments) <= most or None in node.args.kw_defaults:
             what = f"{attribute} cannot be called with ({', '.join(arguments)})"
             raise UserError(what, file=path, line=node.lineno, remedy="give it these arguments, in this order")
+
+    made = ast.unparse(node.value.func) if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) else ""
+    kind = made.rpartition(".")[2]
+    if node and kinds and kind.endswith("Verifier") and kind not in kinds:
+        what, remedy = f"{attribute} is a {kind}", f"give a {_listed(kinds)}"
+        raise UserError(what, file=path, line=node.lineno, remedy=remedy)
 
 
 def _bound(body: Iterable[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:
@@ -202,5 +226,5 @@ def own_code(settings: Any) -> dict[str, str]:
     if isinstance(settings, list | tuple):
         found = [own_code(value) for value in settings]
         return dict(sorted({name: digest for each in found for name, digest in each.items()}.items()))
-    name = settings.partition("+")[0] if isinstance(settings, str) else ""
-    return {name: digest_of_file(Path(name.rsplit(":", 1)[0]))} if is_own(name) else {}
+    names = own_parts(settings) if isinstance(settings, str) else []
+    return {name: digest_of_file(Path(name.rsplit(":", 1)[0])) for name in sorted(names)}

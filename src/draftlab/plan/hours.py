@@ -171,7 +171,7 @@ def _decoding(settings: Decoding, prompt: int, target: OnCard, draft: OnCard) ->
 
     texts = target.answering(settings.requests, rows, prompt, new)
     texts += batches * draft.reading(rows, prompt + new)
-    every = contenders(settings) if isinstance(settings, Contest) else []
+    every = contenders(settings, runs=False) if isinstance(settings, Contest) else []
     if isinstance(settings, Trees):  # after each token, target and draft each grow a tree by their own confidence
         grown = written * (1 + (length - 1) * settings.width)
         total = texts + sum(model.reading(grown, 1) for model in (target, draft))

@@ -12,7 +12,7 @@ from pandas.api.types import is_numeric_dtype
 
 from draftlab.core import stats
 from draftlab.errors import UserError
-from draftlab.files.registries import is_own
+from draftlab.files.registries import own_parts
 from draftlab.files.tables import REMEDY, read_table, tables_in
 from draftlab.plan import WORKFLOW, Experiment, load_experiment
 
@@ -168,7 +168,7 @@ def select_rows(table: pd.DataFrame, where: Mapping[str, Any], name: str) -> pd.
 def with_own(where: Mapping[str, Any], table: pd.DataFrame) -> dict[str, Any]:
     """The filters of a table or figure, whose lists also select the user's own code: nobody names it in an experiment's file that was there before."""
     return {
-        key: [*wanted, *filter(is_own, table[key].unique())] if isinstance(wanted, list) and key in table else wanted
+        key: [*wanted, *filter(own_parts, table[key].unique())] if isinstance(wanted, list) and key in table else wanted
         for key, wanted in where.items()
     }
 

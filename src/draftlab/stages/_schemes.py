@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from draftlab.files.registries import choice, is_own, names
+from draftlab.files.registries import choice, names, own_parts
 
 TOKENS, PATHS, TREES = (names("core.verify", f"{kind}_VERIFIERS") for kind in ("TOKEN", "PATH", "TREE"))
 """Verifiers of one position, of one path and of a tree."""
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     Scheme = str
     LiveScheme = str
 else:
-    Verifier = choice(TOKENS + TREES)
-    Scheme = choice(TOKENS + names("stages.acceptance", "PATHS"))
-    LiveScheme = choice(LIVE, tails=TAILS)
+    Verifier = choice(TOKENS + TREES, kinds=["TokenVerifier", "TreeVerifier"])
+    Scheme = choice(TOKENS + names("stages.acceptance", "PATHS"), kinds=["TokenVerifier"])
+    LiveScheme = choice(LIVE, kinds=["TokenVerifier", "PathVerifier", "TreeVerifier"], tails=TAILS)
 
 
 REPLAYED_PATHS, REPLAYED_TREES = {"single", "block"}, {"greedy_block", "optimal_block"}
@@ -39,4 +39,4 @@ def is_counted(scheme: str) -> bool:
 
 def own_verifiers(settings: Any) -> list[str]:
     """The user's own verifiers, ``FILE.py:OBJECT``, that some settings compare."""
-    return [name for name in (scheme.partition("+")[0] for scheme in getattr(settings, "schemes", [])) if is_own(name)]
+    return [name for scheme in getattr(settings, "schemes", []) for name in own_parts(scheme)]

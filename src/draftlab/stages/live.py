@@ -14,6 +14,8 @@ from pydantic import Field
 
 from draftlab.core.measure import Measure
 from draftlab.core.settings import Count, Distinct, NonNegativeInt, NotNegative
+from draftlab.errors import UserError
+from draftlab.files.registries import is_own
 from draftlab.progress import progress
 from draftlab.stages._batches import by_batch
 from draftlab.stages._decoding import DecodedRow, Decoding, Inputs
@@ -134,27 +136,42 @@ class Contender:
 
     @property
     def verifier(self) -> TokenVerifier | TreeVerifier:
-        """The verifier of each position; ``single`` where the scheme verifies one path."""
-        from draftlab.core.verify import any_verifier
+        """The verifier of each position, or of a tree; ``single`` where the scheme verifies one path."""
+        from draftlab.core.verify import single
+        from draftlab.core.verify.path import PathVerifier
 
-        name = self.scheme.partition("+")[0]
-        return any_verifier("single" if name in PATHS else name, self.lp_threshold or 5, self.alphabet)
+        return single if isinstance(self._head, PathVerifier) else self._head
 
     @property
     def tail(self) -> PathVerifier | None:
-        """The verifier of the rest of a sequence once it is the only one left."""
+        """The verifier of the rest of a sequence once it is the only one left, which it is from the start where the scheme verifies one path."""
         from draftlab.core.verify import tail_of
+        from draftlab.core.verify.path import PathVerifier
 
-        return tail_of(self.path or self.scheme.partition("+")[2])
+        name = self.scheme.partition("+")[2]
+        if not isinstance(self._head, PathVerifier):
+            return tail_of(name)
+        if name:
+            raise UserError(f"{self._head.name} verifies one path, which has no rest", remedy=f"leave +{name} out")
+        return self._head
 
     @property
-    def path(self) -> str:
-        """The verifier of a path that verifies its only draft; else empty."""
-        return self.scheme if self.scheme in PATHS and self.scheme != "single" else ""
+    def is_path(self) -> bool:
+        """Whether the scheme verifies the path of one draft; this runs code of the user's own."""
+        return self.scheme in PATHS or (is_own(self.scheme) and self.tail is not None)
+
+    @property
+    def _head(self) -> TokenVerifier | PathVerifier | TreeVerifier:
+        from draftlab.core.verify import any_verifier
+
+        return any_verifier(self.scheme.partition("+")[0], self.lp_threshold or 5, self.alphabet)
 
 
-def contenders(settings: Contest) -> list[Contender]:
-    """Every combination of the settings' lists, without duplicates and without a linear program larger than the alphabet that it ranks."""
+def contenders(settings: Contest, *, runs: bool = True) -> list[Contender]:
+    """Every combination of the settings' lists, without duplicates and without a linear program larger than the alphabet that it ranks.
+
+    With ``runs`` code of the user's own is run, which a plan does not: it then takes a verifier of one path for one of several drafts.
+    """
     grid = itertools.product(
         settings.schemes,
         settings.num_drafts,
@@ -165,15 +182,15 @@ def contenders(settings: Contest) -> list[Contender]:
         settings.alphabet,
     )
     first = settings.first_temperature
-    every = [_normal(Contender(s, k, t, t if first is None else first, *rest)) for s, k, t, *rest in grid]  # type: ignore[arg-type]
+    every = [_normal(Contender(s, k, t, t if first is None else first, *rest), runs) for s, k, t, *rest in grid]  # type: ignore[arg-type]
     return list(dict.fromkeys(one for one in every if not 0 < one.alphabet < one.lp_threshold))
 
 
-def _normal(contender: Contender) -> Contender:
+def _normal(contender: Contender, runs: bool) -> Contender:
     """Set the fields that do not matter to a scheme to the same values, so that duplicates become equal."""
     if not contender.scheme.startswith("importance_truncated"):
         contender = replace(contender, lp_threshold=0, alphabet=0)
-    if contender.scheme in PATHS:
+    if contender.scheme in PATHS or (runs and contender.is_path):
         contender = replace(contender, num_drafts=1, draft_temperature=contender.first_temperature)
     if contender.scheme == PLAIN:
         contender = replace(contender, num_drafts=0, draft_temperature=0.0, first_temperature=0.0)
@@ -216,7 +233,6 @@ def decode(
     generator: Generator,
 ) -> Decoded:
     """Decode a batch; the seconds of each part leave out the prompts, and are scaled to the process's CPU time on a CPU."""
-    from draftlab.core.verify import PATH_VERIFIERS
     from draftlab.engine.generate import generate
     from draftlab.engine.speculate import BlockTrace, Decoded, speculate
     from draftlab.models.clock import clock_of
@@ -247,8 +263,8 @@ def decode(
             max_new_tokens=room,
             eos_ids=eos_ids,
             num_drafts=contender.num_drafts,
-            verifier=PATH_VERIFIERS[contender.path] if contender.path else contender.verifier,
-            tail=None if contender.path else contender.tail,
+            verifier=contender.verifier,
+            tail=contender.tail,
             sampling=of_target,
             draft_sampling=[settings.sampling(temperature, top_k) for temperature in contender.draft_temperatures],
             generator=generator,

@@ -108,18 +108,22 @@ def token_verifier(name: str, lp_threshold: int = 5, alphabet: int = 0) -> Token
     return TOKEN_VERIFIERS[name]
 
 
-def any_verifier(name: str, lp_threshold: int = 5, alphabet: int = 0) -> TokenVerifier | TreeVerifier:
-    """The verifier of this name, of one position or of a tree, or the user's own ``FILE.py:OBJECT``."""
+def any_verifier(name: str, lp_threshold: int = 5, alphabet: int = 0) -> TokenVerifier | PathVerifier | TreeVerifier:
+    """The verifier of this name, or the user's own ``FILE.py:OBJECT``; ``single`` is the verifier of one position."""
     if is_own(name):
-        verifier: TokenVerifier | TreeVerifier = own(name, (), TokenVerifier, TreeVerifier)
+        verifier: TokenVerifier | PathVerifier | TreeVerifier = own(name, (), TokenVerifier, PathVerifier, TreeVerifier)
         return replace(verifier, name=name)
-    return TREE_VERIFIERS[name] if name in TREE_VERIFIERS else token_verifier(name, lp_threshold, alphabet)
+    others = VERIFIERS.keys() - TOKEN_VERIFIERS
+    return VERIFIERS[name] if name in others else token_verifier(name, lp_threshold, alphabet)
 
 
 def tail_of(name: str) -> PathVerifier | None:
-    """The verifier of the rest of a path once only one sequence is left; None for an empty name: token by token."""
+    """The verifier of the rest of a path once only one sequence is left, perhaps the user's own; None for an empty name: token by token."""
     if not name:
         return None
+    if is_own(name):
+        verifier: PathVerifier = own(name, (), PathVerifier)
+        return replace(verifier, name=name)
     if name not in PATH_VERIFIERS:
         raise UserError(f"no path verifier named {name!r}", remedy=f"allowed: {', '.join(PATH_VERIFIERS)}")
     return PATH_VERIFIERS[name]
