@@ -230,7 +230,7 @@ def test_a_verifier_of_a_path_of_ones_own_decodes_alone_and_as_a_tail(tmp_path, 
     shape = {"num_drafts": [1, 2], "draft_temperature": [1.0], "draft_len": 3, "requests": 2, "batch": 2}
     settings = live.Settings(schemes=["single", name, f"specinfer+{name}", "specinfer"], max_new_tokens=12, **shape)
     every = live.contenders(settings)
-    assert [(one.scheme, one.num_drafts) for one in every[:2]] == [("single", 1), (name, 1)]
+    assert [one.num_drafts for one in every if one.scheme in ("single", name)] == [1, 1]
     assert [one.tail.name if one.tail else None for one in every[:3]] == [None, name, name]
     assert not any(blocks.is_counted(one) for one in every if name in one.scheme)
     planned = [(one.scheme, one.num_drafts) for one in live.contenders(settings, runs=False)]
