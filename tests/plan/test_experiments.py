@@ -27,7 +27,7 @@ from draftlab.plan.run import run_of
 from draftlab.plan.scale import Size
 from draftlab.stages import STAGES, acceptance
 from draftlab.stages._schemes import LiveScheme
-from draftlab.train import sources
+from draftlab.train import designs, sources
 from tests.pair import small_llama
 
 WORKFLOW = Path(__file__).resolve().parents[2] / "workflow"
@@ -360,6 +360,7 @@ def test_every_experiment_of_a_scale_has_its_models_and_datasets(scale):
     [
         (losses.LOSSES, registries.names("core.losses", "LOSSES")),
         (sources.SOURCES, registries.names("train.sources", "SOURCES")),
+        (designs.DESIGNS, registries.names("train.designs", "DESIGNS")),
         (verify.TOKEN_VERIFIERS, registries.names("core.verify", "TOKEN_VERIFIERS")),
         (verify.PATH_VERIFIERS, registries.names("core.verify", "PATH_VERIFIERS")),
         (verify.TREE_VERIFIERS, registries.names("core.verify", "TREE_VERIFIERS")),

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from draftlab import plan
 from draftlab.core.losses import LOSSES
@@ -16,7 +17,7 @@ from draftlab.models.head import columns_of
 from draftlab.models.llama import Llama, LlamaConfig
 from draftlab.plan import needs
 from draftlab.train import pretrain
-from draftlab.train.designs import frequent_tokens, project, prune, trim_head
+from draftlab.train.designs import designed, frequent_tokens, project, prune, trim_head
 from draftlab.train.learning import losses_at
 from tests.pair import small_llama
 
@@ -51,14 +52,69 @@ def test_a_projected_embedding_keeps_the_distances_between_tokens():
         project(target, dataclasses.replace(config, hidden_size=64), generator)
 
 
-def test_a_design_that_nothing_makes_is_refused(tmp_path):
-    small_llama(16, 0).save(tmp_path)
-    recipe = Recipe(design="pca", hidden=8, heads=1).model_copy(update={"design": "mine"})
-    with pytest.raises(UserError, match=r"nothing makes the design mine .add it to _untrained in train/pretrain.py"):
-        pretrain._untrained(recipe, 320, tmp_path)
+OWN = """
+from dataclasses import replace
+from draftlab.models.llama import Llama
+
+
+def last_layers(target, recipe, generator):
+    draft = Llama(replace(target.config, num_hidden_layers=recipe.layers))
+    state = {name: value.clone() for name, value in target.state_dict().items() if not name.startswith("layers.")}
+    for place in range(recipe.layers):
+        layer = target.layers[place - recipe.layers].state_dict()
+        state |= {f"layers.{place}.{name}": value.clone() for name, value in layer.items()}
+    draft.load_state_dict(state)
+    return draft
+
+
+def other_tokens(target, recipe, generator):
+    return Llama(replace(target.config, vocab_size=99)).initialise(generator)
+
+
+def fails(target, recipe, generator):
+    return recipe.no_such
+
+
+def nothing(target, recipe, generator):
+    return None
+
+
+def loss(draft_logits, target_logits):
+    return 0
+"""
+
+
+def test_a_design_of_ones_own_is_made_planned_and_blamed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "designs_of_mine.py").write_text(OWN)
+    target, generator = deep_llama(), torch.Generator()
+    target.save(tmp_path / "target")
+
+    def recipe(name):
+        return Recipe(design=f"designs_of_mine.py:{name}", layers=2, hidden=32, heads=4, ffn=64)
+
+    draft = pretrain._untrained(recipe("last_layers"), 320, tmp_path / "target")
+    del target.layers[0]
+    torch.testing.assert_close(draft(torch.tensor(PROMPTS[:1])), target(torch.tensor(PROMPTS[:1])))
+    for name, message in {
+        "other_tokens": r"design .*:other_tokens returned a model of 99 tokens \(give it the target's 320; `head`",
+        "nothing": r"design designs_of_mine.py:nothing returned NoneType \(return a Llama\)",
+        "fails": r"designs_of_mine.py:21: design designs_of_mine.py:fails raised AttributeError",
+    }.items():
+        with pytest.raises(UserError, match=message):
+            designed(deep_llama(), recipe(name), generator)
+    with pytest.raises(UserError, match=r"the design designs_of_mine.py:last_layers needs a target"):
+        pretrain._untrained(recipe("last_layers"), 320)
+    for wrong, message in {
+        "mine": "Input should be 'scratch', 'pruned', 'pca' or FILE.py",
+        "designs_of_mine.py:loss": "loss cannot be",
+    }.items():
+        with pytest.raises(ValidationError, match=message):
+            Recipe(design=wrong)
     pair = plan.load_run({"scale": "smoke"}, plan.WORKFLOW).settings.pairs["main"]
-    with pytest.raises(UserError, match=r"nothing sizes the design mine .add it to model_of in plan/needs.py"):
-        needs.model_of(pair.model_copy(update={"drafts": {"draft": recipe}}), "draft")
+    drafts = {"draft": recipe("last_layers"), "draft_pca": pair.drafts["draft_pca"]}
+    sizes = [needs.model_of(pair.model_copy(update={"drafts": drafts}), role).sizes for role in drafts]
+    assert (sizes[0].hidden, sizes[0].layers, sizes[0].vocab) == (32, 2, sizes[1].vocab)
 
 
 def test_a_trimmed_head_renormalises_and_gives_all_others_nothing():

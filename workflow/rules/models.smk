@@ -129,6 +129,7 @@ rule draft:
     params:
         recipe=recipe,
         content=content,
+        own=lambda wildcards: own_code(recipe_of(wildcards).design),
         target=lambda wildcards, input: (
             ["--target", os.path.dirname(input.target[0])] if input.target else []
         ),

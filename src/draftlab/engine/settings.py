@@ -8,16 +8,25 @@ from urllib.parse import urlsplit
 from pydantic import Field, model_validator
 
 from draftlab.core.settings import Count, Device, Dtype, NonNegativeInt, Seed, Settings, Template
+from draftlab.files.registries import choice, names
+
+DESIGN = ("target", "recipe", "generator")
+"""The arguments of a design that is made from the target."""
 
 if TYPE_CHECKING:
     from draftlab.core.sampling_numpy import Sampling
+
+    Design = str
+else:
+    Design = choice(["scratch", *names("train.designs", "DESIGNS")], DESIGN)
 
 
 class Recipe(Settings):
     """A model: one that exists, or one that is trained on the spot.
 
     ``design`` is what a draft starts from: random weights (``scratch``); the target's embedding, first ``layers`` layers, norm and head
-    (``pruned``); or the target's embedding projected on its first ``hidden`` principal components, below new layers (``pca``).
+    (``pruned``); the target's embedding projected on its first ``hidden`` principal components, below new layers (``pca``); or what a function
+    of the user's own makes, ``FILE.py:OBJECT``.
     """
 
     model: str | None = Field(
@@ -25,9 +34,9 @@ class Recipe(Settings):
         description="a model that exists: a folder, a GGUF file, package:NAME, or owner/name[@revision] on the hub",
     )
     family: Literal["llama", "t5"] = Field("llama", description="architecture of a model that is trained on the spot")
-    design: Literal["scratch", "pruned", "pca"] = Field(
+    design: Design = Field(
         "scratch",
-        description="what a draft starts from. scratch: random weights; pruned: the target's embedding, first layers and head; pca: the target's embedding, projected",
+        description="what a draft starts from. scratch: random weights; pruned: the target's embedding, first layers and head; pca: the target's embedding, projected; FILE.py:OBJECT: what your own function of target, recipe and generator returns",
     )
     head: NonNegativeInt = Field(
         0, description="tokens that the draft can propose, those most frequent in the recorded answers; 0: all"

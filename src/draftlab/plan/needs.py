@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from draftlab.engine.settings import WHOLE_VOCAB, Recipe
-from draftlab.errors import UserError
 from draftlab.files.packages import PREFIX
 from draftlab.latency.settings import Engine
 from draftlab.latency.sizes import BYTES, Model, Sizes, known_models, read_model
@@ -66,9 +65,7 @@ def model_of(pair: Pair, role: str) -> Model | None:
         return None
     if recipe.design == "pruned":
         return Model(sizes=target.sizes.model_copy(update={"layers": recipe.layers}))
-    if recipe.design == "pca":
-        return Model(sizes=_sizes_of(recipe, target.sizes.vocab))
-    raise UserError(f"nothing sizes the design {recipe.design}", remedy="add it to model_of in plan/needs.py")
+    return Model(sizes=_sizes_of(recipe, target.sizes.vocab))
 
 
 def _sizes_of(recipe: Recipe, vocab: int) -> Sizes:

@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Generator
 
-from draftlab.errors import UserError
+from draftlab.engine.settings import DESIGN, Recipe
+from draftlab.errors import UserError, called
+from draftlab.files.registries import find
 from draftlab.models.llama import Llama, LlamaConfig
+
+
+def config_of(recipe: Recipe, vocab_size: int) -> LlamaConfig:
+    """The configuration of a model with the recipe's sizes."""
+    return LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=recipe.hidden,
+        intermediate_size=recipe.ffn,
+        num_hidden_layers=recipe.layers,
+        num_attention_heads=recipe.heads,
+        num_key_value_heads=recipe.heads,
+        max_position_embeddings=recipe.context,
+    )
 
 
 def prune(target: Llama, layers: int) -> Llama:
@@ -41,6 +56,26 @@ def project(target: Llama, config: LlamaConfig, generator: Generator) -> Llama:
     _, directions = torch.linalg.eigh(rows.T @ rows)  # in ascending order
     projected = rows @ directions[:, -config.hidden_size :].flip(-1)
     draft.embed.copy_(projected * (draft.embed.std() / projected.std()))
+    return draft
+
+
+Design = Callable[[Llama, Recipe, Generator], Llama]
+DESIGNS: dict[str, Design] = {
+    "pruned": lambda target, recipe, generator: prune(target, recipe.layers),
+    "pca": lambda target, recipe, generator: project(target, config_of(recipe, target.vocab_size), generator),
+}
+"""What makes a draft from its target."""
+
+
+def designed(target: Llama, recipe: Recipe, generator: Generator) -> Llama:
+    """The draft of a design, perhaps the user's own: a Llama with the tokens of its ``target``."""
+    draft = called(f"design {recipe.design}", find(recipe.design, DESIGNS, DESIGN), target, recipe, generator)
+    if not isinstance(draft, Llama):
+        raise UserError(f"design {recipe.design} returned {type(draft).__name__}", remedy="return a Llama")
+    if draft.vocab_size != target.vocab_size or draft.config.head_tokens:
+        what = f"design {recipe.design} returned a model of {draft.config.head_tokens or draft.vocab_size} tokens"
+        remedy = f"give it the target's {target.vocab_size}; `head` of the recipe trims its head"
+        raise UserError(what, remedy=remedy)
     return draft
 
 

@@ -30,11 +30,11 @@ from draftlab.files.seals import check_content, seal
 from draftlab.models import LanguageModel, Tokenizer, hf, hub, load_model, load_tokenizer, shared_tokenizer
 from draftlab.models.config import context_of
 from draftlab.models.head import columns_of
-from draftlab.models.llama import Llama, LlamaConfig
+from draftlab.models.llama import Llama
 from draftlab.models.tokenizer import train_tokenizer
 from draftlab.models.vocabulary_rows import rows_of
 from draftlab.train import training
-from draftlab.train.designs import frequent_tokens, project, prune, trim_head
+from draftlab.train.designs import config_of, designed, frequent_tokens, trim_head
 from draftlab.train.trimmed_head import answer_logits, kept_by
 
 TOKENIZER_TEXTS = 2000  # per dataset, and as many public documents
@@ -230,29 +230,16 @@ def _train(
 
 def _untrained(recipe: Recipe, vocab_size: int, target: Path | None = None) -> LanguageModel:
     """The untrained model of a design, with a whole head."""
-    source = load_model(target) if target and recipe.design != "scratch" else None
-    if recipe.design != "scratch" and not isinstance(source, Llama):
-        what = f"the design {recipe.design} needs a target" + (" of the Llama family" if source else "")
-        raise UserError(what, file=target, remedy="name one with --target, or make the draft from scratch")
-    if recipe.design == "pruned" and isinstance(source, Llama):
-        return prune(source, recipe.layers)
     generator = torch.Generator().manual_seed(recipe.seed)
     if recipe.family == "t5":
         return hf.new_t5(vocab_size, recipe.hidden, recipe.ffn, recipe.layers, recipe.heads, generator)
-    config = LlamaConfig(
-        vocab_size=vocab_size,
-        hidden_size=recipe.hidden,
-        intermediate_size=recipe.ffn,
-        num_hidden_layers=recipe.layers,
-        num_attention_heads=recipe.heads,
-        num_key_value_heads=recipe.heads,
-        max_position_embeddings=recipe.context,
-    )
-    if recipe.design == "pca" and isinstance(source, Llama):
-        return project(source, config, generator)
-    if recipe.design != "scratch":
-        raise UserError(f"nothing makes the design {recipe.design}", remedy="add it to _untrained in train/pretrain.py")
-    return Llama(config).initialise(generator)
+    if recipe.design == "scratch":
+        return Llama(config_of(recipe, vocab_size)).initialise(generator)
+    source = load_model(target) if target else None
+    if not isinstance(source, Llama):
+        what = f"the design {recipe.design} needs a target" + (" of the Llama family" if source else "")
+        raise UserError(what, file=target, remedy="name one with --target, or make the draft from scratch")
+    return designed(source, recipe, generator)
 
 
 def _batches(examples: Sequence[Example], size: int, count: int, seed: int) -> Iterator[list[Example]]:
