@@ -203,6 +203,24 @@ def check_against_live(
     assert (np.abs(live.mean(0) - ours.mean(0)) < 4 * error).all(), (live.mean(0), ours.mean(0), error)
 
 
+def test_greedy_drafts_are_ranked_as_the_live_loop_ranks_them() -> None:
+    """Replay once knew only the most probable token of a greedy draft. A verifier beside it still sees one token."""
+    greedy, draft = Sampling(0.0), near(MODEL, 1.5)
+    live = speculate(
+        MODEL, draft, PROMPTS[:9], draft_len=3, num_drafts=3, verifier=TOKEN_VERIFIERS["ranked"], sampling=greedy,
+        max_new_tokens=24, eos_ids=[0],
+    ).traces  # fmt: skip
+    texts = [trace.answer_ids for trace in live]
+    with torch.inference_mode():
+        target, drafted = (model.answer_logits(PROMPTS[:9], texts) for model in (MODEL, draft))
+    token = torch.tensor([token for text in texts for token in text])
+    along = Texts(to_probs(target, greedy), drafted, token, [len(text) for text in texts])
+    found = survival([TOKEN_VERIFIERS[name] for name in ("rrs", "ranked")], along, [greedy], (3,))
+    alone, ranked = (blocks(one, along.lengths, (3,), 3).stopped.sum(1).tolist() for one in found)
+    assert ranked == [len(trace.emitted) for trace in live]
+    assert sum(alone) > sum(ranked)
+
+
 @pytest.mark.parametrize(
     ("name", "hot", "tail"),
     # One for each way of drafting, and one that selects a path: every verifier is compared without sampling above.

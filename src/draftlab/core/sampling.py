@@ -22,6 +22,9 @@ Drafting = Literal["iid", "independent", "without_replacement", "greedy", "ranke
 DISTINCT: frozenset[Drafting] = frozenset({"without_replacement", "greedy", "ranked"})
 """The ways of drafting in which the drafts of a position are distinct tokens."""
 
+RANKED = Sampling()
+"""How greedy drafts are ranked: in the same order at every temperature above 0."""
+
 Table = Float64[Tensor, "batch vocab"]
 """One number for each token, row by row: a distribution, or weights that need not sum to 1."""
 Tables = Float64[Tensor, "batch drafts vocab"]

@@ -9,7 +9,16 @@ from jaxtyping import Float, Float64, Int64
 from torch import Generator, Tensor
 
 from draftlab.core.confident_tree import ConfidentTree
-from draftlab.core.sampling import DISTINCT, Drafting, Sampling, draft_tokens, most_probable, ranked_tokens, to_probs
+from draftlab.core.sampling import (
+    DISTINCT,
+    RANKED,
+    Drafting,
+    Sampling,
+    draft_tokens,
+    most_probable,
+    ranked_tokens,
+    to_probs,
+)
 from draftlab.core.tree import Tree
 from draftlab.engine.confidence import grow, grown_tree
 from draftlab.engine.loop import Verification, agreed
@@ -18,9 +27,6 @@ from draftlab.errors import UserError
 from draftlab.models import Decoder, TokenIds
 from draftlab.models.batching import pad_rows
 from draftlab.models.llama_decoder import LlamaDecoder
-
-RANKED = Sampling()
-"""How greedy drafts are ranked: in the same order at every temperature above 0."""
 
 
 class ModelRows:

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from draftlab.core.sampling import Sampling, restrict, to_probs
+from draftlab.core.sampling import RANKED, Sampling, restrict, to_probs
 from draftlab.core.verify.path import PathVerifier
 from draftlab.core.verify.survivors import Order, Position
 from draftlab.core.verify.token import TokenVerifier
@@ -86,8 +86,8 @@ def survival(
 ) -> list[Survival]:
     """For each verifier, the distribution of how many drafts survive at each position.
 
-    Distributions are computed once for all verifiers, on parts of the positions. Positions with similar numbers of possible tokens form a
-    part, because all of a part are padded to the longest.
+    Distributions are computed once for all verifiers that share them, on parts of the positions. Positions with similar numbers of possible
+    tokens form a part, because all of a part are padded to the longest. Greedy drafts are ranked as in live decoding.
 
     **Arguments:**
     - `verifiers`: one or more; each sees the groups in the given order.
@@ -103,6 +103,23 @@ def survival(
         if len(drafts) > 1 and verifier.drafting != "independent":
             remedy = "leave the scheme out, or give all drafts one temperature (no first_temperature)"
             raise UserError(f"{verifier.name} needs drafts of one distribution", remedy=remedy)
+    own = [
+        tuple(RANKED if verifier.drafting == "ranked" and draft.temperature == 0 else draft for draft in drafts)
+        for verifier in verifiers
+    ]
+    found = {
+        shared: iter(
+            _survival([v for v, one in zip(verifiers, own, strict=True) if one == shared], texts, shared, groups)
+        )
+        for shared in dict.fromkeys(own)
+    }
+    return [next(found[shared]) for shared in own]
+
+
+def _survival(
+    verifiers: Sequence[TokenVerifier | TreeVerifier], texts: Texts, drafts: Sequence[Sampling], groups: Sequence[int]
+) -> list[Survival]:
+    """`survival` for verifiers whose drafts are sampled alike."""
     probs = torch.stack([to_probs(texts.draft_logits, sampling) for sampling in drafts], 1)
     token = texts.token[:, None]
     written = texts.target_probs.gather(-1, token)
