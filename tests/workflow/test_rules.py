@@ -155,6 +155,13 @@ def test_a_kept_draft_is_exported(checkout):
     assert planned["export_draft"] > 5
 
 
+def test_no_rule_has_an_array_of_the_shell(checkout):
+    """In bash 3.2, which macOS has, an empty one is an unbound variable."""
+    files = [ROOT / "Snakefile", *sorted((ROOT / "workflow").rglob("*.smk"))]
+    assert len(files) > 5
+    assert not [file.name for file in files if "[@]" in file.read_text() or "[*]" in file.read_text()]
+
+
 def test_any_table_can_be_made_by_its_name(checkout):
     """As the report's commands ask, whatever experiments the run was made of."""
     names = [path.stem for path in (checkout / "workflow/experiments").glob("*.yaml")]

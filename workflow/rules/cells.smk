@@ -155,8 +155,9 @@ rule export_draft:
     shell:
         r"""
         # A target that was a GGUF file has a vocabulary that its tokenizer.json does not hold.
-        if [ -e {params.original:q} ]; then original=(--vocabulary-of {params.original:q}); else original=(); fi
-        draftlab gguf export --model {params.cell:q}/draft {params.text:q} "${{original[@]}}" --out {output.gguf:q} >{log:q} 2>&1
+        # It is a word of "$@", because the bash of macOS (3.2) refuses an empty array.
+        if [ -e {params.original:q} ]; then set -- --vocabulary-of {params.original:q}; fi
+        draftlab gguf export --model {params.cell:q}/draft {params.text:q} "$@" --out {output.gguf:q} >{log:q} 2>&1
         """
 
 
