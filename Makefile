@@ -1,5 +1,6 @@
 # Targets: reproduce, reproduce-llm, rehearse, test, figures, publish, check, docs, smoke, clean. Each makes .venv first if it is missing or outdated.
-SHELL := /bin/sh
+# Under its default name, the make of macOS (3.81) skips the shell for plain commands, and looks for them without the PATH below.
+SHELL := sh
 PATH := $(CURDIR)/.venv/bin:$(PATH)
 export PATH
 # Compiled modules are kept even where containers say otherwise: a run starts hundreds of processes of the same code.

@@ -67,6 +67,12 @@ def test_make_runs_nothing_of_config(value: str, given: str, tmp_path: Path) -> 
     assert told[-len(value.split()) :] == value.split(), done
 
 
+def test_make_leaves_every_command_to_the_shell(tmp_path: Path) -> None:
+    """The make of macOS starts plain ones itself, unless SHELL differs from its default, and does not find those of .venv."""
+    said = make(tmp_path, "--print-data-base", "--dry-run", "types").stdout
+    assert re.findall("^SHELL := (.*)", said, re.MULTILINE) == ["sh"]
+
+
 def test_make_figures_leaves_out_what_was_published_under_another_name(tmp_path: Path) -> None:
     for folder in ("workflow/scales", "paper_figures/laptop/data", "paper_figures/my run/data"):
         (tmp_path / folder).mkdir(parents=True)
