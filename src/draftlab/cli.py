@@ -71,6 +71,7 @@ VERBS: dict[str, str | Callable[..., None]] = {
     "gguf inflate": "latency.inflate:inflate",
     "widen": "models.trimmed:widen",
     "transplant": "models.transplant:transplant",
+    "new-head": "train.new_head:new_head",
     # The steps of the workflow.
     "data fetch": "data.sources:fetch",
     "data make": "data.splits:make_from",
