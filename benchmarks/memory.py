@@ -184,7 +184,7 @@ def _draft(job: str, name: str, how: tuple[int, ...], device: Device) -> None:
     import torch
 
     from draftlab.core.sampling import Sampling
-    from draftlab.core.verify import any_verifier
+    from draftlab.core.verify import token_verifier
     from draftlab.engine.held_out import Request, Work, write_texts
     from draftlab.engine.replay_drafts import survival
     from draftlab.engine.replay_trees import confident_trees
@@ -195,7 +195,7 @@ def _draft(job: str, name: str, how: tuple[int, ...], device: Device) -> None:
     draft = random_model(SIZES[name].model_copy(update={"layers": DRAFT_LAYERS}), _dtype(device), device)
     generator = torch.Generator(device).manual_seed(0)
     rows, prompt, new, *drafted = how
-    prompts, verifier = [[3] * prompt] * rows, any_verifier("importance_truncated")
+    prompts, verifier = [[3] * prompt] * rows, token_verifier("importance_truncated")
     if job == "several drafts":
         speculate(
             target,

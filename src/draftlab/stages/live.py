@@ -137,8 +137,8 @@ class Contender:
     @property
     def verifier(self) -> TokenVerifier | TreeVerifier:
         """The verifier of each position, or of a tree; ``single`` where the scheme verifies one path."""
-        from draftlab.core.verify import single
         from draftlab.core.verify.path import PathVerifier
+        from draftlab.core.verify.single import single
 
         return single if isinstance(self._head, PathVerifier) else self._head
 
