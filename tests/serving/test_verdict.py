@@ -1453,6 +1453,7 @@ def test_a_log_that_cannot_be_used_says_how_many_requests_it_has(tmp_path: Path,
         ({"temperature": 0.5, "top_k": -1}, "--top-k is -1"),
         ({"temperature": 0.5, "min_p": 2.0}, "--min-p is 2.0 .give 0 to 1"),
         ({"answer_tokens": 0}, "--answer-tokens is 0 .give 1 or more"),
+        ({"learning_rate": 0.0}, "--learning-rate is 0.0 .give a number between 0 and 1"),
         ({"cores": -1}, "--cores is -1 .give 1 or more, or 0 for all"),
     ],
 )
@@ -1538,6 +1539,7 @@ def test_a_verdict_replaces_none_of_other_settings(tmp_path: Path, monkeypatch: 
         *({"template": template} for template in ("plain", "own")),
         {"template_options": '{"enable_thinking": false}'},
         {"answer_tokens": 32},
+        {"learning_rate": 1e-3},
         {"scale": "smollm2"},
         {"server": "http://host:8000/v1"},
         *({"temperature": 1, "top_p": top_p} for top_p in (1, 0.9, 0.95)),
@@ -1552,9 +1554,20 @@ def test_a_verdict_replaces_none_of_other_settings(tmp_path: Path, monkeypatch: 
     assert folders[-1] == tmp_path / "out/temperature_1/template_plain" / f"hardware_{shipped}" / "load_4"
     assert run(replace(settings[1], load="4"), tmp_path / "out")[0][0] == folders[1]
     names = [name_of(one, "") for one in settings]
-    assert len({*names}) == 8, (
-        "runs of another template, options of it, top-p, limit of answers or scale record their own answers"
+    assert len({*names}) == 9, (
+        "runs of another template, options of it, top-p, limit of answers or scale record their own answers; one with"
+        " another learning rate has its own draft"
     )
+
+
+def test_a_learning_rate_is_that_of_every_draft_that_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    changes = ({"learning_rate": 1e-3, "temperature": temperature} for temperature in (0.0, 0.5))
+    usual, *others = runs_of(tmp_path, monkeypatch, {}, *changes)
+    rates = [
+        {variant.settings.learning_rate for cell in one.cells("traffic_verdict").values() for variant in cell}
+        for one in (usual, *others)
+    ]
+    assert rates == [{3e-4}, {1e-3}, {1e-3}]
 
 
 @pytest.mark.parametrize(("alpha", "helps"), [(0.8, True), (0.1, False)])

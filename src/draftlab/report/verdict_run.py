@@ -64,7 +64,7 @@ def run_workflow(settings: VerdictSettings, draft: str, name: str, folder: Path)
 
 
 def _config(settings: VerdictSettings, draft: str, name: str, folder: Path) -> list[str]:
-    """What the workflow gets after ``--config``; a temperature that its experiment does not have is written into a file beside its results."""
+    """What the workflow gets after ``--config``; a temperature or learning rate that its experiment does not have is in a file beside its results."""
     config = {
         "scale": settings.scale,
         "dataset": os.path.abspath(settings.traffic),
@@ -79,10 +79,14 @@ def _config(settings: VerdictSettings, draft: str, name: str, folder: Path) -> l
     answers |= {"engine": "openai", "url": settings.server} if settings.server else {}
     answers |= settings.cuts
     config |= {"answers": json.dumps(answers)} if answers else {}
+    changed: dict[str, object] = {}
     if settings.temperature not in (0, 1):
+        changed["axes"] = {"temperature": [settings.temperature]}
+    if settings.learning_rate is not None:
+        changed["fixed"] = {"learning_rate": settings.learning_rate}
+    if changed:
         sizes = folder / "results" / f"{name}.temperature_{in_full(settings.temperature)}.yaml"
-        axes = {"temperature": [settings.temperature]}
-        write_text(sizes, yaml.safe_dump({"experiments": {"traffic_verdict": {"axes": axes}}}))
+        write_text(sizes, yaml.safe_dump({"experiments": {"traffic_verdict": changed}}))
         config |= {"sizes": os.path.abspath(sizes)}
     return [f"{key}={value}" for key, value in config.items()]
 

@@ -44,6 +44,8 @@ class VerdictSettings:
     """JSON: variables for the chat template, such as {"enable_thinking": false}; those of a request prevail"""
     answer_tokens: int | None = None
     """most tokens of an answer; without one, what the scale says: 96 in traffic"""
+    learning_rate: float | None = None
+    """the learning rate at which drafts learn on the log; without one, what the scale says: 3e-4 in traffic. A new head needs more, such as 1e-3"""
     server: str | None = None
     """address of an OpenAI-compatible server that runs the target and writes its answers, such as http://host:8000/v1"""
     scale: str = "traffic"
@@ -89,6 +91,12 @@ def check_bounds(settings: VerdictSettings) -> None:
             settings.answer_tokens is None or settings.answer_tokens > 0,
             "1 or more",
         ),
+        (
+            "learning-rate",
+            settings.learning_rate,
+            settings.learning_rate is None or 0 < settings.learning_rate < 1,
+            "a number between 0 and 1, such as 1e-3",
+        ),
         ("cores", settings.cores, settings.cores >= 0, "1 or more, or 0 for all"),
     ]
     for name, value, fits, allowed in bounds:
@@ -99,10 +107,11 @@ def check_bounds(settings: VerdictSettings) -> None:
 
 
 def name_of(settings: VerdictSettings, draft: str) -> str:
-    """A name for the run, unique to the log, target, draft, scale, limit of answers, sampling and chat template."""
+    """A name for the run, unique to the log, target, draft, scale, limit of answers, sampling, learning rate and chat template."""
     parts = [os.path.abspath(settings.traffic), absolute(settings.target), absolute(draft), settings.scale]
     parts += [] if settings.answer_tokens is None else [str(settings.answer_tokens)]
     parts += [f"{key}={value}" for key, value in settings.cuts.items()]
+    parts += [] if settings.learning_rate is None else [f"learning_rate={settings.learning_rate:g}"]
     parts += [f"template={settings.template}"] if settings.template else []
     parts += [f"template_options={settings.template_options}"] if settings.template_options else []
     return f"verdict-{short(settings.traffic)}-{short(settings.target)}-" + _digest("\n".join(parts))
@@ -117,6 +126,7 @@ def setting_folders(settings: VerdictSettings) -> list[str]:
         "template": settings.template,
         "template_options": _digest(settings.template_options) if settings.template_options else None,
         "answer_tokens": settings.answer_tokens,
+        "learning_rate": None if settings.learning_rate is None else f"{settings.learning_rate:g}",
         "scale": None if settings.scale == VerdictSettings.scale else settings.scale,
         # Not its address: at another one, the same run goes on.
         "answers": None if settings.server is None else "server",
