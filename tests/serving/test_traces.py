@@ -473,3 +473,19 @@ def test_the_room_needs_neither_torch_nor_transformers() -> None:
         "print(sorted({'torch', 'transformers', 'llama_cpp', 'matplotlib'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_prompts_that_repeat_the_beginning_of_earlier_ones_are_said(tmp_path: Path) -> None:
+    """Half of the second prompt and two thirds of the third; a block that is known but not at the beginning does not count."""
+    blocks = [[0, 1], [0, 2], [0, 2, 3], [7, 0], None, "x", []]
+    rows = [
+        {"timestamp": 1e3 * n, "input_length": 60, "output_length": 5, "hash_ids": ids} for n, ids in enumerate(blocks)
+    ]
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    read = traces.read_trace(tmp_path / "t.jsonl")
+    assert read.repeated == pytest.approx((30 + 40) / (7 * 60))
+    assert read.at_rate(3.0).take(np.arange(2)).repeated == read.repeated
+    assert traces.read_trace(tmp_path / "t.jsonl", limit=1).repeated == 0
+    found = load.run(settings(trace=tmp_path / "t.jsonl", rates=(1.0,)), tmp_path / "out", lambda _: None)
+    (said,) = (line for line in load.lines(found) if line.startswith("17% of the prompts' tokens repeat"))
+    assert said.endswith("and is slower than one that caches prefixes")

@@ -67,6 +67,11 @@ def lines(summary: Mapping[str, Any]) -> list[str]:
     notes = [f"left out: {count} {why}" for why, count in summary["left_out"].items()]
     if not summary["draft_ratio"]:
         notes.append("drafting is assumed to cost nothing: for a draft model give --draft-ratio or --draft-profile")
+    if (repeated := summary["repeated_prefixes"]) >= traces.REPEATED:
+        notes.append(
+            f"{repeated:.0%} of the prompts' tokens repeat the beginning of an earlier prompt: the simulated server reads "
+            "them again, and is slower than one that caches prefixes"
+        )
     best = [*summary["best_by_rate"], *summary["best_by_batch_and_context"]]
     longest = max((row.get("draft_len") or row.get("best_draft_len") or 0 for row in best), default=0)
     if 0 < summary["acceptance_recorded"] < longest:
@@ -202,6 +207,7 @@ def run(settings: LoadSettings, out: Path, progress: Callable[[str], None]) -> d
         "profile": profile.name,
         "requests": len(arrivals.seconds),
         "left_out": dict(arrivals.left_out),
+        "repeated_prefixes": arrivals.repeated,
         "capacity": most,
         "alpha": settings.alpha,
         "draft_ratio": _draft_ratio(profile),

@@ -28,7 +28,8 @@ from draftlab.errors import UserError
 class Arrivals:
     """Requests in order of arrival: seconds since the first, tokens read and tokens written; what was left out, by reason.
 
-    ``classes`` are their classes of acceptance; None: acceptance is drawn apart from the lengths.
+    ``classes`` are their classes of acceptance; None: acceptance is drawn apart from the lengths. ``repeated``: the share of the tokens read that
+    repeats the beginning of an earlier prompt, as far as the trace says (``hash_ids``).
     """
 
     seconds: Float64[np.ndarray, " requests"]
@@ -36,6 +37,7 @@ class Arrivals:
     output: Int[np.ndarray, " requests"]
     left_out: Mapping[str, int]
     classes: Int[np.ndarray, " requests"] | None = None
+    repeated: float = 0.0
 
     @property
     def rate(self) -> float:
@@ -56,7 +58,8 @@ class Arrivals:
     def take(self, chosen: Int[np.ndarray, " some"] | Bool[np.ndarray, " requests"]) -> Arrivals:
         """Only the ``chosen`` ones."""
         classes = None if self.classes is None else self.classes[chosen]
-        return Arrivals(self.seconds[chosen], self.prompt[chosen], self.output[chosen], self.left_out, classes)
+        kept = {name: getattr(self, name)[chosen] for name in ("seconds", "prompt", "output")}
+        return replace(self, **kept, classes=classes)
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,8 @@ UNITS = {1.0: "seconds", 1e-3: "milliseconds", 1e-9: "nanoseconds"}
 LATEST = 253_402_300_800
 """Seconds from 1970 to the year 10000. A later time is in another unit, and the rate of its trace would be a thousandth."""
 UNKNOWN = "no time, or no numbers of tokens"
+REPEATED = 0.01
+"""Of how many of the tokens read it is said that they repeat the beginning of an earlier prompt."""
 
 
 def _columns_of(row: Mapping[str, Any], path: Path, line: int) -> Columns:
@@ -174,6 +179,7 @@ def read_trace(path: Path, *, limit: int = 0) -> Arrivals:
     """
     seconds, prompt, output = array("d"), array("q"), array("q")
     left_out: Counter[str] = Counter()
+    repeated, known_blocks = 0.0, set[Any]()
     columns: Columns | None = None
     unknown: UserError | None = None
     for line, row in rows(path):
@@ -211,6 +217,7 @@ def read_trace(path: Path, *, limit: int = 0) -> Arrivals:
         seconds.append(at)
         prompt.append(read)
         output.append(written)
+        repeated += read * _repeated(row.get("hash_ids"), known_blocks)
         if len(seconds) == limit:
             break
     if columns is None and unknown:
@@ -218,8 +225,18 @@ def read_trace(path: Path, *, limit: int = 0) -> Arrivals:
     if not seconds:
         reasons = ", ".join(f"{n} {why}" for why, n in left_out.items()) or "it is empty"
         raise UserError(f"no usable request: {reasons}", file=path, remedy="give a trace with times and lengths")
-    times = np.frombuffer(seconds)
-    return Arrivals(times - times[0], np.frombuffer(prompt, np.int64), np.frombuffer(output, np.int64), left_out)
+    times, lengths = np.frombuffer(seconds), np.frombuffer(prompt, np.int64)
+    share = repeated / float(lengths.sum())
+    return Arrivals(times - times[0], lengths, np.frombuffer(output, np.int64), left_out, repeated=share)
+
+
+def _repeated(blocks: Any, known: set[Any]) -> float:
+    """The share of a prompt's ``blocks`` at its beginning that are ``known`` from earlier prompts; adds them all."""
+    if not isinstance(blocks, list) or not blocks or not all(isinstance(block, int | str) for block in blocks):
+        return 0.0
+    new = next((place for place, block in enumerate(blocks) if block not in known), len(blocks))
+    known.update(blocks)
+    return new / len(blocks)
 
 
 def _seconds(value: Any, unit: float) -> float:

@@ -75,6 +75,8 @@ def decide(
     load_verdict, load_sentence = outcome_at_load(*best_at_load(load)[SHARES.index(1)]) if load else (None, "")
     if load and cut and not trace:
         load_sentence += f" (answers cut at {cut_at} tokens are as long as in the log, if those are longer; --answer-tokens sets the limit)"
+    if load and trace and trace.repeated >= traces.REPEATED:
+        load_sentence += f" (prompts are read whole, though {trace.repeated:.0%} of their tokens repeat the beginning of an earlier one)"
     overall: Outcome = "yes" if good else "no" if all(o.verdict == "no" for o in options) else "not yet known"
     top = next(option for option in ranked if option.verdict == overall)
     promise = MonitorPromise(
