@@ -1028,6 +1028,7 @@ def test_blocks_that_end_early_have_no_length_to_compare() -> None:
 @pytest.mark.parametrize(
     "text", ["[]", "{}", '{"draft_len": 4}', '{"draft_len": 0, "acceptance_length": {"low": 2, "high": 3}}',
              '{"draft_len": 4, "acceptance_length": {"low": 3, "high": 2}}', '{"draft_len": 4, "acceptance_length": {"low": NaN, "high": 2}}',
+             '{"draft_len": 4, "acceptance_length": {"low": 2, "high": 3}, "by_length": {"2": {"low": 2, "high": 1.5}}}',
              '{"monitor": 3}', '{"draft_len": 4, "acceptance_length": {"low": 2, "high": 3}, "threshold": 1}'],
 )  # fmt: skip
 def test_a_verdict_without_a_promise_is_refused(text: str, tmp_path: Path) -> None:

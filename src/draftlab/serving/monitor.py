@@ -98,7 +98,7 @@ def read_promise(file: Path) -> Promise:
             file=file,
             remedy='give the verdict.json of draftlab verdict; it has "draft_len" and "acceptance_length" with "low", "high"',
         ) from None
-    if promise.acceptance_length.low > promise.acceptance_length.high:
+    if any(bounds.low > bounds.high for bounds in promise.known.values()):
         raise UserError("the promise's low is above its high", file=file, remedy="run draftlab verdict again")
     return promise
 

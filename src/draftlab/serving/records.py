@@ -216,7 +216,7 @@ def acceptance(path: Path) -> AcceptanceCurves:
     longest = max(2, *(len(counts.histogram or ()) for counts in measured))
     requests = sum(counts.requests for counts in measured)
     short = sum(
-        counts.engine == "vllm"
+        counts.engine in ("vllm", "tensorrt-llm")
         and not counts.by_length
         and counts.drafted < counts.drafts * (len(counts.histogram or ()) - 1)
         for counts in measured
