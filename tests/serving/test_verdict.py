@@ -1531,6 +1531,7 @@ def test_a_verdict_replaces_none_of_other_settings(tmp_path: Path, monkeypatch: 
         save(load_profile(shipped), tmp_path / folder / "mine.yaml")
         rows = [f'{{"timestamp": {i}, "input_length": 5, "output_length": 5, "hash_ids": []}}' for i in range(9)]
         write_text(tmp_path / folder / "mine.jsonl", "\n".join(rows))
+        write_text(tmp_path / folder / "mine.py", "from draftlab.data.own_prompts import prompts as clean\n")
     asked = [
         {},
         *({"load": load} for load in ("4/s", "4.0000001/s")),
@@ -1538,6 +1539,7 @@ def test_a_verdict_replaces_none_of_other_settings(tmp_path: Path, monkeypatch: 
         *({"trace": tmp_path / folder / "mine.jsonl"} for folder in ("first", "second")),
         *({"template": template} for template in ("plain", "own")),
         {"template_options": '{"enable_thinking": false}'},
+        *({"cleaner": f"{tmp_path}/{folder}/mine.py:clean"} for folder in ("first", "second")),
         {"answer_tokens": 32},
         {"learning_rate": 1e-3},
         {"scale": "smollm2"},
@@ -1554,9 +1556,9 @@ def test_a_verdict_replaces_none_of_other_settings(tmp_path: Path, monkeypatch: 
     assert folders[-1] == tmp_path / "out/temperature_1/template_plain" / f"hardware_{shipped}" / "load_4"
     assert run(replace(settings[1], load="4"), tmp_path / "out")[0][0] == folders[1]
     names = [name_of(one, "") for one in settings]
-    assert len({*names}) == 9, (
-        "runs of another template, options of it, top-p, limit of answers or scale record their own answers; one with"
-        " another learning rate has its own draft"
+    assert len({*names}) == 11, (
+        "runs of another cleaner, template, options of it, top-p, limit of answers or scale record their own answers; one"
+        " with another learning rate has its own draft"
     )
 
 
@@ -1568,6 +1570,37 @@ def test_a_learning_rate_is_that_of_every_draft_that_learns(tmp_path: Path, monk
         for one in (usual, *others)
     ]
     assert rates == [{3e-4}, {1e-3}, {1e-3}]
+
+
+def test_a_log_in_a_format_of_ones_own_is_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    Path("ours.py").write_text(
+        "from draftlab.data.fields import BadRow, Cleaned\n\n\ndef clean(row):\n"
+        "    if not row['asked']:\n        raise BadRow('nothing asked')\n    return Cleaned(row['asked'])\n"
+    )
+    log = answer_file(tmp_path, [json.dumps({"asked": f"what is {n}?" * bool(n)}) for n in range(61)])
+    seen = {}
+
+    def workflow(settings: VerdictSettings, *more: object) -> Path:
+        words = dict(word.split("=", 1) for word in _config(settings, *more))
+        seen.update(config=words, sizes=yaml.safe_load(Path(words["sizes"]).read_text()))
+        return tmp_path / "run"
+
+    monkeypatch.setattr(verdict_command, "run_workflow", workflow)
+    monkeypatch.setattr(verdict_command, "judge_run", lambda *given: seen.update(out=given[3]) or decide(table(0.8)))
+    monkeypatch.setattr(verdict_command.card, "write", lambda *_: None)
+    with pytest.raises(UserError, match=r"usable requests: 0 of 61.*--cleaner FILE.py:OBJECT"):
+        run(VerdictSettings(log, "T"), tmp_path / "out")
+    for wrong, message in {"clean": "--cleaner is clean .give FILE.py", "ours.py:no": "ours.py: no no in it"}.items():
+        with pytest.raises(UserError, match=message):
+            run(VerdictSettings(log, "T", cleaner=wrong), tmp_path / "out")
+    ((folder, _),) = run(VerdictSettings(log, "T", cleaner="ours.py:clean", temperature=0.5), tmp_path / "out")
+    assert folder.name.startswith("cleaner_ours.clean-")
+    assert seen["out"] == {"nothing asked": 1}
+    assert seen["sizes"]["data"] == {"cleaners": {"prompts": f"{tmp_path}/ours.py:clean"}}, (
+        "whatever the folder of the run"
+    )
+    assert seen["sizes"]["experiments"]["traffic_verdict"] == {"axes": {"temperature": [0.5]}}
 
 
 @pytest.mark.parametrize(("alpha", "helps"), [(0.8, True), (0.1, False)])

@@ -38,7 +38,7 @@ def run(settings: VerdictSettings, out: Path | None) -> list[tuple[Path, Verdict
         what = "a head on its target's states (EAGLE-3, DFlash), which draftlab does not time in llama.cpp"
         raise UserError(what, file=head, remedy="give a machine's costs: --hardware PROFILE (draftlab load --help)")
     check_bounds(settings)
-    distinct, left_out = _usable(settings.traffic)
+    distinct, left_out = _usable(settings.traffic, settings.cleaner or "")
     verdicts: list[tuple[Path, Verdict | None]] = []
     for draft in settings.draft or ("",):
         name = name_of(settings, draft)
@@ -62,14 +62,16 @@ def run(settings: VerdictSettings, out: Path | None) -> list[tuple[Path, Verdict
     return verdicts
 
 
-def _usable(traffic: Path) -> tuple[int, dict[str, int]]:
+def _usable(traffic: Path, cleaner: str) -> tuple[int, dict[str, int]]:
     """How many different requests of a log are usable, and how many are left out, by reason."""
-    log = check.check(traffic)
+    log = check.check(traffic, cleaner=cleaner)
     distinct = log.kept - log.duplicates
     if not log.usable:
         reasons = ", ".join(f"{n} {why}" for why, n in log.rejected.items())
         what = f"usable requests: {distinct} of {log.read}" + (f"; {reasons}" if reasons else "")
-        raise UserError(what, file=traffic, remedy="see draftlab data check FILE")
+        raise UserError(
+            what, file=traffic, remedy="see draftlab data check FILE; for a format of yours: --cleaner FILE.py:OBJECT"
+        )
     return distinct, dict(log.rejected) | ({"duplicates": log.duplicates} if log.duplicates else {})
 
 

@@ -29,7 +29,7 @@ from draftlab.files.tables import read_table
 from draftlab.models.config import drafts_in_parallel, head_in
 from draftlab.models.tokenizer import Tokenizer, load_tokenizer
 from draftlab.plan.run import run_of
-from draftlab.report.verdict_settings import VerdictSettings, absolute
+from draftlab.report.verdict_settings import VerdictSettings, absolute, absolute_cleaner
 from draftlab.serving import costs as block_costs
 from draftlab.serving import traces, verdict
 from draftlab.serving.speedup import mean_context
@@ -64,7 +64,8 @@ def run_workflow(settings: VerdictSettings, draft: str, name: str, folder: Path)
 
 
 def _config(settings: VerdictSettings, draft: str, name: str, folder: Path) -> list[str]:
-    """What the workflow gets after ``--config``; a temperature or learning rate that its experiment does not have is in a file beside its results."""
+    """What the workflow gets after ``--config``; a temperature or a rate that its experiment does not have, and a cleaner, are in a file beside its
+    results."""
     config = {
         "scale": settings.scale,
         "dataset": os.path.abspath(settings.traffic),
@@ -84,10 +85,13 @@ def _config(settings: VerdictSettings, draft: str, name: str, folder: Path) -> l
         changed["axes"] = {"temperature": [settings.temperature]}
     if settings.learning_rate is not None:
         changed["fixed"] = {"learning_rate": settings.learning_rate}
-    if changed:
-        sizes = folder / "results" / f"{name}.temperature_{in_full(settings.temperature)}.yaml"
-        write_text(sizes, yaml.safe_dump({"experiments": {"traffic_verdict": changed}}))
-        config |= {"sizes": os.path.abspath(sizes)}
+    sizes: dict[str, object] = {"experiments": {"traffic_verdict": changed}} if changed else {}
+    if settings.cleaner:
+        sizes |= {"data": {"cleaners": {"prompts": absolute_cleaner(settings.cleaner)}}}
+    if sizes:
+        file = folder / "results" / f"{name}.temperature_{in_full(settings.temperature)}.yaml"
+        write_text(file, yaml.safe_dump(sizes))
+        config |= {"sizes": os.path.abspath(file)}
     return [f"{key}={value}" for key, value in config.items()]
 
 

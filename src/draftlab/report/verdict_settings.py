@@ -11,6 +11,8 @@ from pathlib import Path
 from draftlab.core.settings import Template
 from draftlab.engine.answers import in_full
 from draftlab.errors import UserError
+from draftlab.files import registries
+from draftlab.files.registries import is_own
 from draftlab.serving import profiles
 
 
@@ -30,6 +32,8 @@ class VerdictSettings:
     """the load to judge, in requests per second, such as 4/s"""
     trace: Path | None = None
     """a file with the arrivals of your requests"""
+    cleaner: str | None = None
+    """your own function of a row of the file, FILE.py:OBJECT, in place of the format's"""
     temperature: float = 0.0
     """temperature of the answers, 0 to 1; a verdict above 0 is written to its own folder, such as temperature_0.7"""
     top_p: float = 1.0
@@ -102,6 +106,8 @@ def check_bounds(settings: VerdictSettings) -> None:
     for name, value, fits, allowed in bounds:
         if not fits:
             raise UserError(f"--{name} is {value}", remedy=f"give {allowed}")
+    if settings.cleaner is not None and not is_own(settings.cleaner):
+        raise UserError(f"--cleaner is {settings.cleaner}", remedy="give FILE.py:OBJECT")
     if not settings.temperature and (cuts := settings.cuts):
         raise UserError(f"{', '.join(cuts)} at temperature 0", remedy="give --temperature: greedy answers are not cut")
 
@@ -112,6 +118,7 @@ def name_of(settings: VerdictSettings, draft: str) -> str:
     parts += [] if settings.answer_tokens is None else [str(settings.answer_tokens)]
     parts += [f"{key}={value}" for key, value in settings.cuts.items()]
     parts += [] if settings.learning_rate is None else [f"learning_rate={settings.learning_rate:g}"]
+    parts += [f"cleaner={absolute_cleaner(settings.cleaner)}"] if settings.cleaner else []
     parts += [f"template={settings.template}"] if settings.template else []
     parts += [f"template_options={settings.template_options}"] if settings.template_options else []
     return f"verdict-{short(settings.traffic)}-{short(settings.target)}-" + _digest("\n".join(parts))
@@ -123,6 +130,7 @@ def setting_folders(settings: VerdictSettings) -> list[str]:
     named = {
         "temperature": in_full(settings.temperature) if settings.temperature else None,
         **{cut: f"{value:g}" for cut, value in settings.cuts.items()},
+        "cleaner": _named_cleaner(settings.cleaner),
         "template": settings.template,
         "template_options": _digest(settings.template_options) if settings.template_options else None,
         "answer_tokens": settings.answer_tokens,
@@ -142,6 +150,16 @@ def _named(given: str | Path | None) -> str | None:
     if given is None:
         return None
     return str(given) if str(given) in profiles.shipped() else f"{short(given)}-{_digest(os.path.abspath(given))}"
+
+
+def _named_cleaner(given: str | None) -> str | None:
+    return None if given is None else f"{registries.short(given)}-{_digest(absolute_cleaner(given))}"
+
+
+def absolute_cleaner(cleaner: str) -> str:
+    """A cleaner's name with the path of its file from the root."""
+    file, attribute = cleaner.rsplit(":", 1)
+    return f"{os.path.abspath(file)}:{attribute}"
 
 
 def _digest(text: str) -> str:
