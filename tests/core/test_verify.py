@@ -171,8 +171,8 @@ def test_a_large_table_is_cut_to_few_keys(drafts: int, monkeypatch: pytest.Monke
     target /= target.sum(-1, keepdim=True)
     tokens = draft_tokens(draft[:, None].expand(-1, drafts, -1), "iid", generator)
     widths = []
-    win = TOURNAMENT._win_rate
-    monkeypatch.setattr(TOURNAMENT, "_win_rate", lambda *tables: widths.append(tables[0].shape[1]) or win(*tables))
+    win = TOURNAMENT.win_rate
+    monkeypatch.setattr(TOURNAMENT, "win_rate", lambda *tables: widths.append(tables[0].shape[1]) or win(*tables))
     actual = TOURNAMENT.select_by_key(target, draft, tokens)
     monkeypatch.setattr(TOURNAMENT, "LARGE", 10**6)
     expected = TOURNAMENT.select_by_key(target, draft, tokens)

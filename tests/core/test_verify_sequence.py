@@ -91,6 +91,36 @@ def test_a_selected_path_keeps_no_fewer_tokens_as_a_block() -> None:
     assert max(gains) > 1e-3
 
 
+@pytest.mark.parametrize("size", [(2, 2, 2), (2, 3, 2), (3, 2, 2), (2, 2, 3)])
+def test_greedy_block_verifies_against_the_distribution_of_the_path_that_is_selected(
+    size: tuple[int, int, int],
+) -> None:
+    """Greedy multi-path block verification (arXiv 2602.16961), from every set of paths: the highest in the order of ratios, depth by depth, is
+    selected. A path that is drawn so keeps i tokens with ``min_(j <= i) r(first j) / q(first j)``. It once was verified given how many drafts share it,
+    which keeps less."""
+    vocab, length, drafts = size
+    for seed in range(3):
+        models = sequences._models("iid", vocab, length, drafts, seed)
+        paths = [path for depth in range(1, length + 1) for path in itertools.product(range(vocab), repeat=depth)]
+        of_target, of_path = ({(): 1.0} for _ in range(2))
+        for path in paths:
+            of_target[path] = of_target[path[:-1]] * float(models.target[path[:-1]][path[-1]])
+
+        def height(path: tuple[int, ...], models: sequences._Models = models) -> list[float]:
+            return [float(models.target[path[:i]][x] / models.drafts[0][path[:i]][x]) for i, x in enumerate(path)]
+
+        of_path |= dict.fromkeys(paths, 0.0)
+        for drafted in sequences._enumerate_drafts(models, "iid", length):
+            selected = max(map(tuple, drafted.tokens.tolist()), key=height)
+            for depth in range(1, length + 1):
+                of_path[selected[:depth]] += drafted.chance
+        expected = sum(
+            min(of_path[path[:i]] * of_target[path] / of_target[path[:i]] for i in range(len(path) + 1))
+            for path in paths
+        )
+        assert kept_on_average("greedy_block", models, length) == pytest.approx(expected, abs=1e-12)
+
+
 def most_of_any_plan(models: sequences._Models, length: int) -> float:
     """The most that any plan keeps which hands the target on unchanged: a program over the probability that a drafted set stops at a node.
 

@@ -49,13 +49,14 @@ class Survival:
     """The probability of each next state, by position and state; ``ratio`` = draft / target at the written token, by group.
 
     ``by_path``: a path is selected first and verified as a whole. Entries are then multiplied by the selected token's probability over the
-    target's.
+    target's. ``by_count``: it is verified against what it is given the numbers of drafts that shared it.
     """
 
     states: list[State]
     tables: Float64[np.ndarray, "positions states states"]
     ratio: Float64[np.ndarray, "groups positions"]
     by_path: bool = False
+    by_count: bool = True
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,7 @@ def _survival(
             table[rows.cpu().numpy()] = part
     ratio = torch.where(written > 0, drafted / written, 0.0).T.cpu().numpy()
     return [
-        Survival(states, table, ratio, isinstance(verifier, TreeVerifier))
+        Survival(states, table, ratio, isinstance(verifier, TreeVerifier), getattr(verifier, "by_count", True))
         for verifier, states, table in zip(verifiers, states_by_verifier, tables, strict=True)
     ]
 
@@ -273,7 +274,17 @@ def _branch(
 def _add_along_path(
     survived: Survival, accepted: Float64[np.ndarray, "positions lengths"], drafts: int, draft_len: int
 ) -> None:
-    """Fill ``accepted`` with ``E min_(j <= i) prod_(l <= j) r(y_l) / q(y_l)``, capped at 1, over the number of drafts that share the path."""
+    """Fill ``accepted`` with ``E min_(j <= i) prod_(l <= j) r(y_l) / q(y_l)``, capped at 1, over the number of drafts that share the path; or, if the
+    path is verified without regard to this number, with the minimum of the mean products."""
+    if not survived.by_count:
+        weights, least = np.zeros(survived.tables.shape[:2]), np.ones(len(accepted))
+        weights[:, drafts] = 1.0
+        for depth in range(draft_len):
+            step = np.concatenate([survived.tables[depth:], np.zeros_like(survived.tables[:depth])])
+            weights = np.einsum("tk,tkm->tm", weights[:, 1:], step[:, 1:])
+            least = np.minimum(least, weights[:, 1:].sum(-1))
+            accepted[:, depth + 1] += least
+        return
     ratio = survived.tables[..., 1:].sum(-1)
     share = survived.tables / np.where(ratio > 0, ratio, 1.0)[..., None]
 

@@ -3,35 +3,62 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import partial
 
 import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from draftlab.core.sampling import Table, Tokens
 from draftlab.core.verify.block import block
-from draftlab.core.verify.optimal import in_ratio_order, key_survivors, select_by_key
+from draftlab.core.verify.optimal import in_ratio_order, key_survivors, select_by_key, win_rate
 from draftlab.core.verify.optimum import ranks, ratio_order
 from draftlab.core.verify.sequence import DraftAlong, Sequences, TargetAlong
 from draftlab.core.verify.survivors import Order, Position
 from draftlab.core.verify.tree import Stop, TreeVerifier, branches
 
-Select = Callable[[Table, Table, Tokens], tuple[Float64[Tensor, "batch drafts"], Table]]
-"""``(target, draft, tokens) ->`` the probability that each of K i.i.d. drafts is selected, and the distribution of the selected token."""
+
+def _stops_of_block(
+    path: int, rows: list[Tensor], target_probs: TargetAlong, tokens: Sequences, reached: float = 1.0
+) -> list[Stop]:
+    """The stops of block verification along a path selected with probability ``reached``; ``rows`` are the distributions of its tokens."""
+    target, selected = target_probs[path], torch.stack(rows)
+    decision = block.decide(target[None], selected[None], tokens[path][None])
+    drafted = torch.cat([selected, torch.zeros_like(selected[:1])])
+    return [
+        Stop(
+            reached * chance, path, length, (target[length] * decision.weight[0, length] - drafted[length]).clamp_min(0)
+        )
+        for length, chance in enumerate(decision.stop[0].tolist())
+    ]
 
 
-def select_highest(
-    target_probs: Table, draft_probs: Table, tokens: Tokens
-) -> tuple[Float64[Tensor, "batch drafts"], Table]:
-    """Select the draft with the largest ``q/p``. It follows ``P_l^K - P_(l-1)^K``, with the draft's prefix sums P in ratio order."""
-    order = ratio_order(target_probs, draft_probs)
-    rank = ranks(order).gather(-1, tokens)
-    first = torch.zeros_like(tokens, dtype=torch.float64).scatter_(-1, rank.argmax(-1, keepdim=True), 1.0)
-    mass = draft_probs.gather(-1, order).cumsum(-1) ** tokens.shape[1]
-    selected = mass.diff(dim=-1, prepend=torch.zeros_like(mass[:, :1])).clamp_min(0)
-    return first, torch.empty_like(mass).scatter_(-1, order, selected)
+def _highest(target_probs: TargetAlong, draft_probs: DraftAlong, tokens: Sequences) -> list[Stop]:
+    """Take the path with the largest ``q/p`` at each depth, and verify it against the distribution of such paths.
+
+    If a draft comes before this beginning of the path with probability A, and has it with probability x, then the selected path has it with
+    ``(A + x)^K - A^K = x phi(A + x, A)``. Its next token l has ``A + x P_(l-1)`` and ``x p_l`` in their places. Only their ratio counts.
+    """
+    drafts, depths = tokens.shape
+    members, rows = list(range(drafts)), list[Tensor]()
+    before, here = target_probs.new_zeros(1, 1), target_probs.new_ones(1, 1)  # A and x, over their sum
+    for depth in range(depths):
+        target, draft = target_probs[members[0], depth][None], draft_probs[members[0], depth][None]
+        order = ratio_order(target, draft)
+        sorted_draft = draft.gather(-1, order)
+        mass = sorted_draft.cumsum(-1)
+        lower = before + here * (mass - sorted_draft)
+        won = (
+            sorted_draft
+            * win_rate(lower + here * sorted_draft, lower, drafts)
+            / win_rate(before + here, before, drafts)
+        )
+        rows.append(torch.empty_like(won).scatter_(-1, order, won)[0])
+        rank = ranks(order)[0]
+        below = branches(tokens, depth, members)
+        best = max(below, key=lambda token: int(rank[token]))
+        members, place = below[best], rank[best]
+        pair = torch.stack([lower[:, place], here[:, 0] * sorted_draft[:, place]])
+        before, here = (pair / pair.sum(0))[..., None]
+    return _stops_of_block(members[0], rows, target_probs, tokens)
 
 
 def _highest_survivors(position: Position, order: Order) -> Float64[Tensor, "positions drafts+1"]:
@@ -43,24 +70,18 @@ def _highest_survivors(position: Position, order: Order) -> Float64[Tensor, "pos
     return torch.stack([torch.zeros_like(at_draft), *joint], -1)
 
 
-def _stops(select: Select, target_probs: TargetAlong, draft_probs: DraftAlong, tokens: Sequences) -> list[Stop]:
-    """The stops of block verification along every path that may be selected."""
+def _by_key(target_probs: TargetAlong, draft_probs: DraftAlong, tokens: Sequences) -> list[Stop]:
+    """The stops of block verification along every path that the key tournament may select."""
     stops: list[Stop] = []
 
     def descend(members: list[int], depth: int, reached: float, rows: list[Tensor]) -> None:
         """Go down the paths that ``members`` share so far; ``rows`` are the distributions of the selected tokens."""
         path = members[0]
         if depth == tokens.shape[1]:
-            selected = torch.stack(rows)
-            decision = block.decide(target_probs[path][None], selected[None], tokens[path][None])
-            for length, chance in enumerate(decision.stop[0].tolist()):
-                target = target_probs[path, length]
-                drafted = selected[length] if length < depth else torch.zeros_like(target)
-                weights = (decision.weight[0, length] * target - drafted).clamp_min(0)
-                stops.append(Stop(reached * chance, path, length, weights))
+            stops.extend(_stops_of_block(path, rows, target_probs, tokens, reached))
             return
         drawn = tokens[members, depth]
-        chosen, selected = select(target_probs[path, depth][None], draft_probs[path, depth][None], drawn[None])
+        chosen, selected = select_by_key(target_probs[path, depth][None], draft_probs[path, depth][None], drawn[None])
         for token, same in branches(tokens, depth, members).items():
             chance = float(chosen[0, drawn == token].sum())
             if chance > 0:
@@ -71,15 +92,14 @@ def _stops(select: Select, target_probs: TargetAlong, draft_probs: DraftAlong, t
     return stops
 
 
-greedy_block = TreeVerifier("greedy_block", "iid", partial(_stops, select_highest), _highest_survivors)
-"""Greedy multi-path block verification (arXiv 2602.16961): select the largest ``q/p`` at each depth, then verify the path as a block.
+greedy_block = TreeVerifier("greedy_block", "iid", _highest, _highest_survivors, by_count=False)
+"""Greedy multi-path block verification (Thomas and Pal 2026, arXiv 2602.16961): select the largest ``q/p`` at each depth, then verify the path as a
+block. The block's draft distribution is that of the selected path over all drafts, however many sequences share it."""
 
-The block's draft distribution is that of the selected path. How many sequences share the path so far is part of the state: given the token,
-it is drawn alike whether target or draft wrote the token, so it cancels in every ratio, and the verifier is lossless.
-"""
-
-optimal_block = TreeVerifier("optimal_block", "iid", partial(_stops, select_by_key), lambda *at: key_survivors(*at)[0])
+optimal_block = TreeVerifier("optimal_block", "iid", _by_key, lambda *at: key_survivors(*at)[0])
 """Ours: the key tournament of ``optimal`` selects, and block verification judges the path.
 
-It keeps at least as many tokens on average as ``optimal``, which verifies the same path token by token (``docs/theory.md``, section 7).
+How many sequences share the path so far is part of the state: given the token, it is drawn alike whether target or draft wrote the token, so it
+cancels in every ratio, and the verifier is lossless. It keeps at least as many tokens on average as ``optimal``, which verifies the same path
+token by token (``docs/theory.md``, section 7).
 """

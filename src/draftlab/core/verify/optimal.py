@@ -6,7 +6,7 @@ Tokens are numbered by rising ``q/p``; P and Q are the prefix sums of draft and 
 1. The selected token has to follow ``r_l = q_l + M_l - M_{l-1}``, with M the smaller of the running maxima of ``P^K - Q`` from both sides:
    then ``sum min(q, r)`` is the optimum (``_peak``, ``_selected_from``).
 2. Let the key of token l be uniform on its own interval ``(P_{l-1}, P_l]``. All keys together are then uniform on [0, 1], and token l is
-   selected with probability ``p_l phi_l`` (``_win_rate``).
+   selected with probability ``p_l phi_l`` (``win_rate``).
 3. A token that needs more than that swaps key mass with tokens that need less. All keys together stay uniform (``_key_distribution``).
 4. Given the drafted tokens, their keys are independent: compute the probability that each is the largest (``_largest_key``).
 
@@ -80,7 +80,7 @@ def _tournament(target_probs: Table, draft_probs: Table, tokens: Tokens) -> _Tou
     if draft.numel() > LARGE and (moving := _moving(surplus, peak, rank)) is not None:
         columns, column = moving
         width, upper, wanted = (table.gather(-1, columns) for table in (draft, mass, selected))
-    win = _win_rate(upper, upper - width, num_drafts)
+    win = win_rate(upper, upper - width, num_drafts)
     need = wanted.addcmul(width, win, value=-1)
     return _Tournament(order, target, selected, rank, _largest_key(_key_distribution(width, win, need, column)))
 
@@ -97,7 +97,7 @@ def _selected_from(target: Table, peak: Table) -> Table:
     return selected.clamp_min_(0)
 
 
-def _win_rate(upper: Table, lower: Table, num_drafts: int) -> Table:
+def win_rate(upper: Table, lower: Table, num_drafts: int) -> Table:
     """``phi_l = sum_i P_l^i P_{l-1}^(K-1-i)``: a draft with its key in ``(P_{l-1}, P_l]`` is selected ``p_l phi_l`` of the time."""
     if num_drafts == 1:
         return torch.ones_like(upper)
@@ -226,7 +226,7 @@ def selected_and_win_rate(target: Table, draft: Table, num_drafts: int) -> tuple
     """``r`` and ``phi`` of two distributions in ratio order."""
     mass = draft.cumsum(-1)
     selected = _selected_from(target, _peak(mass**num_drafts - target.cumsum(-1)))
-    return selected, _win_rate(mass, mass - draft, num_drafts)
+    return selected, win_rate(mass, mass - draft, num_drafts)
 
 
 def in_ratio_order(position: Position) -> tuple[Table, Table, Int64[Tensor, "positions 1"]]:

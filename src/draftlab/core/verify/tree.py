@@ -35,13 +35,15 @@ class TreeVerifier:
     """A lossless way to verify K sequences as one tree: all stops given the drafted tokens, from which distribution and sampler follow.
 
     ``selected`` exists if one path is selected and then verified as a block: the joint probability that the path goes on with the written
-    token and of how many drafts agree with it. Replay needs it (``docs/theory.md``, section 7).
+    token and of how many drafts agree with it. Replay needs it (``docs/theory.md``, section 7). ``by_count``: the block's draft distribution
+    depends on how many sequences share the path so far.
     """
 
     name: str
     drafting: Drafting
     stops: Stops
     selected: Survivors | None = None
+    by_count: bool = True
 
     def __post_init__(self) -> None:
         check_drafting(self.drafting, f"verifier {self.name}: ")
