@@ -91,8 +91,9 @@ def training(
     autocast: bool = False,
     head: int = 0,
     in_parts: bool = False,
+    places: int = 1,
 ) -> int:
-    """Peak of an update of a model that proposes ``head`` tokens (0: any).
+    """Peak of an update of a model that proposes ``head`` tokens (0: any), and learns each token as the first, second, ... of ``places``.
 
     It is the sum of weights and two moments in float32, the activations of ``rows`` requests of ``length`` tokens, their logits and the loss's,
     and the target's distributions of the whole ``batch`` at its ``answer`` positions. Gradients are added if earlier rows of the batch left some,
@@ -106,7 +107,7 @@ def training(
     logits = rows * answer * (head or model.vocab) * 4 * 6
     stored = batch * answer * model.vocab * 4
     gradients = 4 * model.parameters if in_parts or batch > rows else 0
-    return 12 * model.parameters + stored + max(4 * model.parameters, gradients + activations + logits)
+    return 12 * model.parameters + stored + max(4 * model.parameters, gradients + places * (activations + logits))
 
 
 def heads(target: Sizes, dtype: str, draft: Sizes, count: int, rows: int, length: int, answer: int) -> int:

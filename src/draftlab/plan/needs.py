@@ -249,24 +249,25 @@ def _peak(run: Run, settings: Any) -> int | None:
 def _learning(pair: Pair, settings: Training, model: Model) -> int | None:
     """The peak of a draft that learns, perhaps beside its target."""
     draft, target, length = model.sizes, model_of(pair, "target"), _context(pair, model.sizes)
-    dtype, answer, rows = pair.answers.dtype, pair.answers.max_new_tokens, settings.batch
+    dtype, answer, rows, places = pair.answers.dtype, pair.answers.max_new_tokens, settings.batch, 1
+    reads_target = model.is_head or getattr(settings, "reads_target", False)
+    if reads_target or getattr(settings, "parallel", model.parallel):  # it learns once for each token of a block
+        places = max([settings.draft_len, *getattr(settings, "draft_lens", [])])
     if isinstance(settings, Serving):
         at_once, before = settings.update_interval + settings.replay, _batch_before(settings)
         update = max(
-            _updating(draft, at_once, length, answer, settings), _distilling(draft, before, length, answer, settings)
+            _updating(draft, at_once, length, answer, settings, places),
+            _distilling(draft, before, length, answer, settings, places),
         )
         rows = max(at_once, before)
     else:
-        update = _distilling(draft, rows, length, answer, settings)
-    reads_target = model.is_head or getattr(settings, "reads_target", False)
-    if reads_target or getattr(settings, "parallel", model.parallel):  # it learns once for each token of a block
-        update *= max([settings.draft_len, *getattr(settings, "draft_lens", [])])
+        update = _distilling(draft, rows, length, answer, settings, places)
     is_recorded = not isinstance(settings, Offline) or settings.sample_source in RECORDED
     is_beside = isinstance(settings, Offline | Online) and (settings.live or not is_recorded)
     if target is None:
         return None if reads_target or is_beside else update
     if reads_target:
-        update += states_of(target.sizes, dtype, rows * length)
+        update += states_of(target.sizes, dtype, min(settings.micro_batch or rows, rows) * length)
     if not isinstance(settings, Offline | Online) or not is_beside:
         return update
     prompt = _context(pair, target.sizes) - answer
@@ -283,16 +284,16 @@ def _batch_before(settings: Serving) -> int:
     return settings.update_interval if settings.warm_fair else settings.batch
 
 
-def _distilling(draft: Sizes, batch: int, length: int, answer: int, settings: Training) -> int:
+def _distilling(draft: Sizes, batch: int, length: int, answer: int, settings: Training, places: int = 1) -> int:
     """The peak of an update on ``batch`` recorded answers."""
     rows = min(settings.micro_batch or batch, batch)
-    return training(draft, rows, length, answer, batch, settings.autocast)
+    return training(draft, rows, length, answer, batch, settings.autocast, places=places)
 
 
-def _updating(draft: Sizes, requests: int, length: int, answer: int, settings: Updates) -> int:
+def _updating(draft: Sizes, requests: int, length: int, answer: int, settings: Updates, places: int = 1) -> int:
     """The peak of an update on ``requests`` that were served."""
     rows = min(settings.micro_batch or requests, requests)
-    return training(draft, rows, length, answer, rows, settings.autocast, in_parts=rows < requests)
+    return training(draft, rows, length, answer, rows, settings.autocast, in_parts=rows < requests, places=places)
 
 
 def _drafted(pair: Pair, settings: Decoding) -> int | None:
