@@ -127,6 +127,18 @@ def test_one_draft_is_the_replay_of_one_draft(tail: str | None) -> None:
     np.testing.assert_allclose(ours.emitted.sum(1), its.emitted)
 
 
+def test_a_path_keeps_no_fewer_tokens_if_the_number_of_its_drafts_does_not_count() -> None:
+    """The smallest of mean products is at least the mean of the smallest, at every start of a block."""
+    _, along = two_texts()
+    lengths = np.array(along.lengths)
+    (found,) = survival([VERIFIERS_BY_PATH["greedy_block"]], along, [Sampling(1.5)], (3,))
+    either = [dataclasses.replace(found, by_count=by_count) for by_count in (False, True)]
+    without, given = (replay_drafts._prefix_acceptance(one, lengths, (3,), 3) for one in either)
+    np.testing.assert_array_equal(without[:, :2], given[:, :2])
+    assert (without > given - 1e-12).all()
+    assert (without - given).max() > 0.01
+
+
 @pytest.mark.parametrize("name", ["specinfer", "rrs", "greedy_block"])
 def test_a_token_that_neither_model_can_write_ends_its_block(name: str) -> None:
     """Token 2 is written first, which rounding has removed from both distributions; then token 0, as both drafts say."""
