@@ -145,6 +145,33 @@ def test_jobs_that_do_not_fit_are_named() -> None:
     assert remedies == keys | {"micro_batch, sample_batch", "micro_batch", "batch"}
 
 
+def test_the_files_of_sizes_on_the_page_fit_their_cards(tmp_path: Path) -> None:
+    page = (
+        (ROOT / "docs/paper.md").read_text(encoding="utf-8").partition("## A smaller GPU")[2].partition("\n## Other")[0]
+    )
+    texts = [part.partition("```")[0] for part in page.split("```yaml\n")[1:]]
+    assert len(texts) == 3
+    runs = []
+    for number, text in enumerate(texts):
+        (tmp_path / f"{number}.yaml").write_text(text)
+        runs.append(run(sizes=str(tmp_path / f"{number}.yaml")))
+    assert not any(one.has_own_models for one in runs)
+    large, small, shared = runs
+    said = said_of(large, "a100-40", 4)
+    assert [line.split()[6:8] for line in said if line.startswith("does not fit")] == [["latency_alpha", "large"]]
+    assert any(line.startswith("on 4 GPUs: 39.8 hours") for line in said)
+    left_out = ["osd_latency_alpha_33b", "osd_draft_size", "osd_medusa", "osd_update_cost"]
+    left_out += [
+        name
+        for name in small.experiments
+        if name[:5] == "mdss_" and name not in ("mdss_cone", "mdss_cost", "mdss_region")
+    ]
+    assert all(f"`{name}`" in page for name in left_out[:4])
+    named = ",".join(name for name in small.experiments if name not in left_out)
+    assert said_of(run(sizes=str(tmp_path / "1.yaml"), experiments=named), "rtx4090")[-1].startswith("every job")
+    assert shared.settings.compute.processes == 4
+
+
 def test_a_job_that_fits_has_room_for_what_the_allocator_holds() -> None:
     """On an H100, answers to 32 prompts of 1,920 tokens held 1.12 times the peak that is computed."""
     asked = run(experiments="osd_online")
