@@ -7,10 +7,12 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 from numpy.testing import assert_allclose
 
 from draftlab.data import check, formats
@@ -225,6 +227,13 @@ def settings(**changes: object) -> load.LoadSettings:
                         "output": 20, "draft_lens": (2, 4), "rates": (1.0, 20.0), **changes})  # type: ignore[arg-type]  # fmt: skip
 
 
+def simulate(given: load.LoadSettings, out: Path) -> dict[str, Any]:
+    """What a load comes to. Its figure is empty, because drawing takes most of the time of a small simulation."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(load, "draw", lambda *_: Figure())
+        return load.run(given, out, lambda _: None)
+
+
 def test_load_writes_a_table_a_summary_and_a_figure(tmp_path: Path) -> None:
     found = load.run(settings(), tmp_path / "out", lambda _: None)
     assert json.loads((tmp_path / "out.json").read_text())["best_by_rate"] == found["best_by_rate"]
@@ -232,14 +241,14 @@ def test_load_writes_a_table_a_summary_and_a_figure(tmp_path: Path) -> None:
     assert (tmp_path / "out.png").read_bytes()[:4] == b"\x89PNG"
     assert found["best_by_rate"][0]["speedup"] > 1.5
     first = (tmp_path / "out.csv").read_bytes()
-    load.run(settings(), tmp_path / "out", lambda _: None)
+    simulate(settings(), tmp_path / "out")
     assert (tmp_path / "out.csv").read_bytes() == first
 
 
 def test_a_parallel_draft_is_simulated_and_said_to_be_one(tmp_path: Path) -> None:
     """One step for a block, where the usual draft takes one for each token."""
     one_by_one, at_once = (
-        load.run(settings(rates=(1.0,), draft_lens=(4,), parallel=parallel), tmp_path / "out", lambda _: None)
+        simulate(settings(rates=(1.0,), draft_lens=(4,), parallel=parallel), tmp_path / "out")
         for parallel in (False, True)
     )
     assert [found["parallel"] for found in (one_by_one, at_once)] == [False, True]
@@ -264,17 +273,14 @@ def test_the_name_of_a_profile_is_text_in_the_figure(tmp_path: Path) -> None:
     ],
 )
 def test_settings_reach_the_simulation(
-    trace: bool, changes: dict[str, float], differ: list[bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trace: bool, changes: dict[str, float], differ: list[bool], tmp_path: Path
 ) -> None:
     """Without drafts and with two drafted tokens; a trace has its own times, so that only acceptance is drawn."""
-    from matplotlib.figure import Figure
-
-    monkeypatch.setattr(load, "draw", lambda *_: Figure())
     rows = [{"timestamp": 1000 * i, "input_length": 300, "output_length": 20} for i in range(30)]
     (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
     own = {"trace": tmp_path / "t.jsonl"} if trace else {}
     for name, given in {"one": own, "other": own | changes}.items():
-        load.run(settings(rates=(20.0,), draft_lens=(2,), **given), tmp_path / name, lambda _: None)
+        simulate(settings(rates=(20.0,), draft_lens=(2,), **given), tmp_path / name)
     one, other = (pd.read_csv(tmp_path / f"{name}.csv") for name in ("one", "other"))
     assert (one["whole_mean"] != other["whole_mean"]).tolist() == differ
     assert any(differ) or (one["goodput"] > other["goodput"]).all()
@@ -283,7 +289,7 @@ def test_settings_reach_the_simulation(
 def test_requests_larger_than_the_cache_are_left_out_and_the_rest_comes_at_the_rate(tmp_path: Path) -> None:
     rows = [{"timestamp": 1000 * i, "input_length": 10**7 if i % 2 else 300, "output_length": 20} for i in range(80)]
     (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    found = load.run(settings(trace=tmp_path / "t.jsonl", requests=80, rates=(1.0,)), tmp_path / "out", lambda _: None)
+    found = simulate(settings(trace=tmp_path / "t.jsonl", requests=80, rates=(1.0,)), tmp_path / "out")
     assert (found["requests"], found["left_out"]) == (40, {sweep.TOO_LARGE: 40})
     assert f"left out: 40 {sweep.TOO_LARGE}" in load.lines(found)
     seconds = pd.read_csv(tmp_path / "out.csv")["seconds"]
@@ -291,12 +297,12 @@ def test_requests_larger_than_the_cache_are_left_out_and_the_rest_comes_at_the_r
 
 
 def test_rates_that_overload_the_server_without_drafts_are_marked(tmp_path: Path) -> None:
-    found = load.run(settings(rates=(1.0, 500.0), goal_first=0.001), tmp_path / "out", lambda _: None)
+    found = simulate(settings(rates=(1.0, 500.0), goal_first=0.001), tmp_path / "out")
     calm, busy = found["best_by_rate"]
     assert (calm["overloaded"], busy["overloaded"]) == (False, True)
     table = pd.read_csv(tmp_path / "out.csv").set_index(["rate", "draft_len"])
     assert busy["to_first_without_drafts"] == pytest.approx(table.loc[(500.0, 0), "to_first_mean"])
-    patient = load.run(settings(rates=(500.0,)), tmp_path / "out", lambda _: None)
+    patient = simulate(settings(rates=(500.0,)), tmp_path / "out")
     assert not patient["best_by_rate"][0]["overloaded"], "no first token is late"
     first, second, *_ = load.lines(found)
     assert first.endswith("times as fast as no draft")
@@ -304,12 +310,12 @@ def test_rates_that_overload_the_server_without_drafts_are_marked(tmp_path: Path
 
 
 def test_a_draft_that_costs_nothing_is_said_and_gives_no_settings_for_a_draft_model(tmp_path: Path) -> None:
-    found = load.run(settings(draft_ratio=None), tmp_path / "free", lambda _: None)
+    found = simulate(settings(draft_ratio=None), tmp_path / "free")
     assert (found["alpha"], found["draft_ratio"]) == (0.7, 0)
     assert load.lines(found)[-2].startswith("drafting is assumed to cost nothing")
     with pytest.raises(UserError, match="assumed a draft that costs nothing"):
         emit.from_load(tmp_path / "free.json", 512)
-    paid = load.run(settings(), tmp_path / "paid", lambda _: None)
+    paid = simulate(settings(), tmp_path / "paid")
     assert paid["draft_ratio"] == pytest.approx(0.1)
     assert not any("nothing" in line for line in load.lines(paid))
     assert emit.from_load(tmp_path / "paid.json", 512)
@@ -329,14 +335,12 @@ def test_a_best_length_beyond_the_recorded_acceptance_is_said(
     )
     (tmp_path / "metrics").write_text(text)
     given = settings(alpha=None, acceptance=tmp_path / "metrics", draft_lens=lengths, rates=(1.0,))
-    found = load.run(given, tmp_path / "out", lambda _: None)
+    found = simulate(given, tmp_path / "out")
     assert found["acceptance_recorded"] == drafted
     assert (
         f"acceptance was recorded up to length {drafted}, beyond it is extrapolated" in load.lines(found)
     ) is is_beyond
-    assert not any(
-        "recorded" in line for line in load.lines(load.run(settings(rates=(1.0,)), tmp_path / "a", lambda _: None))
-    )
+    assert not any("recorded" in line for line in load.lines(simulate(settings(rates=(1.0,)), tmp_path / "a")))
 
 
 def test_a_draft_may_have_a_profile_of_its_own() -> None:
@@ -345,10 +349,12 @@ def test_a_draft_may_have_a_profile_of_its_own() -> None:
 
 
 def test_few_requests_say_not_yet_known(tmp_path: Path) -> None:
-    found = load.run(settings(requests=29), tmp_path / "out", lambda _: None)
+    found = simulate(settings(requests=29), tmp_path / "out")
     assert load.lines(found)[0].startswith("not yet known")
     assert found["best_by_rate"] == []
-    alone = load.run(settings(requests=1, rates=(1.0, 1.0)), tmp_path / "one", lambda _: None)
+    alone = load.run(
+        settings(requests=1, rates=(1.0, 1.0)), tmp_path / "one", lambda _: None
+    )  # its figure has no interval
     assert load.lines(alone)[0].startswith("not yet known: fewer than 30 requests")
 
 
@@ -359,7 +365,7 @@ def test_files_without_a_name_are_refused_before_the_simulation(name: str) -> No
 
 
 def test_where_a_length_stops_paying_off_is_shown_with_its_interval(tmp_path: Path) -> None:
-    found = load.run(settings(), tmp_path / "out", lambda _: None)
+    found = simulate(settings(), tmp_path / "out")
     rates = {3: 0.00123, 4: 1234.4, 5: 0.0, 6: None, 7: 0.0}
     ends = {3: [0.0, 0.002], 4: [1200.0, None], 5: [0.0, 0.0], 6: [3.0, None], 7: [0.0, 2.0]}
     shown = load.lines(found | {"crossing_rate": rates, "crossing_interval": ends})
@@ -371,7 +377,7 @@ def test_where_a_length_stops_paying_off_is_shown_with_its_interval(tmp_path: Pa
 
 
 def test_answers_under_load_have_intervals_and_say_of_how_many_requests(tmp_path: Path) -> None:
-    found = load.run(settings(requests=40), tmp_path / "out", lambda _: None)
+    found = simulate(settings(requests=40), tmp_path / "out")
     table = pd.read_csv(tmp_path / "out.csv").set_index(["rate", "draft_len"])
     for best in found["best_by_rate"]:
         own = table.loc[(best["rate"], best["draft_len"])]
@@ -390,15 +396,17 @@ def test_a_gain_or_a_loss_within_chance_is_not_yet_known(tmp_path: Path) -> None
     """Drafts that cost about as much as the steps that they save."""
     for ratio in (0.38, 0.4):
         given = settings(alpha=0.5, draft_ratio=ratio, draft_lens=(1,), rates=(1.0,))
-        found = load.run(given, tmp_path / "out", lambda _: None)
+        found = simulate(given, tmp_path / "out")
         row = pd.read_csv(tmp_path / "out.csv").iloc[1]
         assert row["speedup_low"] < 1 < row["speedup_high"]
         assert found["best_by_rate"][0]["pays_off"] == "not yet known"
         assert load.lines(found)[0].endswith(" (not yet known whether one pays off)")
-    hopeless = load.run(settings(draft_ratio=3.0, rates=(1.0,)), tmp_path / "out", lambda _: None)
+    hopeless = simulate(settings(draft_ratio=3.0, rates=(1.0,)), tmp_path / "out")
     assert hopeless["best_by_rate"][0]["pays_off"] == "no"
     assert load.lines(hopeless)[0] == "1 requests a second: no draft"
-    plain = load.run(settings(draft_lens=(0,), rates=(1.0,)), tmp_path / "out", lambda _: None)
+    plain = load.run(
+        settings(draft_lens=(0,), rates=(1.0,)), tmp_path / "out", lambda _: None
+    )  # its figure has no draft
     assert plain["best_by_rate"][0]["pays_off"] == "no"
 
 
@@ -409,14 +417,14 @@ def test_acceptance_of_recorded_requests_gives_an_interval_by_batch_and_one_numb
                            "spec_correct_drafts_histogram": [3, 3, 3, 1 + i % 9]}} for i in range(40)]  # fmt: skip
     (tmp_path / "log.jsonl").write_text("\n".join(map(json.dumps, rows)))
     given = settings(alpha=None, acceptance=tmp_path / "log.jsonl", rates=(1.0,))
-    recorded, assumed = (load.run(one, tmp_path / "out", lambda _: None) for one in (given, settings(rates=(1.0,))))
+    recorded, assumed = (simulate(one, tmp_path / "out") for one in (given, settings(rates=(1.0,))))
     (first, *_), (other, *_) = (found["best_by_batch_and_context"] for found in (recorded, assumed))
     assert first["speedup_low"] < first["speedup"] < first["speedup_high"]
     assert [other[name] for name in load.SPEEDUP[1:]] == [None, None]
 
 
 def test_a_rate_given_twice_is_simulated_once(tmp_path: Path) -> None:
-    assert len(load.run(settings(rates=(20.0, 1.0, 20.0)), tmp_path / "out", lambda _: None)["best_by_rate"]) == 2
+    assert len(simulate(settings(rates=(20.0, 1.0, 20.0)), tmp_path / "out")["best_by_rate"]) == 2
 
 
 @pytest.mark.parametrize(
@@ -454,8 +462,8 @@ def test_settings_that_cannot_be_are_refused_before_anything_is_written(
 def test_a_trace_whose_requests_all_come_at_once_is_named(tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_text('{"timestamp": 5, "input_length": 5, "output_length": 5}\n' * 40)
     with pytest.raises(UserError, match=r"t\.jsonl: all its requests come at once .*--poisson"):
-        load.run(settings(trace=tmp_path / "t.jsonl"), tmp_path / "out", lambda _: None)
-    found = load.run(settings(trace=tmp_path / "t.jsonl", poisson=True), tmp_path / "out", lambda _: None)
+        simulate(settings(trace=tmp_path / "t.jsonl"), tmp_path / "out")
+    found = simulate(settings(trace=tmp_path / "t.jsonl", poisson=True), tmp_path / "out")
     assert found["requests"] == 30
 
 
@@ -463,7 +471,7 @@ def test_a_cache_too_small_for_any_context_is_refused(tmp_path: Path) -> None:
     text = (profiles.SHIPPED / "rtx4090-llama-3.1-8b.yaml").read_text()
     (tmp_path / "p.yaml").write_text(text.replace("kv_tokens: 41408", "kv_tokens: 100"))
     with pytest.raises(UserError, match="not even one request with 128 tokens fits"):
-        load.run(settings(profile=str(tmp_path / "p.yaml")), tmp_path / "out", lambda _: None)
+        simulate(settings(profile=str(tmp_path / "p.yaml")), tmp_path / "out")
 
 
 def test_the_room_needs_neither_torch_nor_transformers() -> None:

@@ -34,7 +34,7 @@ from draftlab.models.ngrams import Ngrams
 from draftlab.models.suffixes import LEAST, LONGEST
 from draftlab.models.tokenizer import train_tokenizer
 from draftlab.plan.run import Run, run_of
-from draftlab.report import card, verdict_command
+from draftlab.report import card, verdict_command, verdict_page
 from draftlab.report.verdict_command import lines, run
 from draftlab.report.verdict_page import commands, page
 from draftlab.report.verdict_run import _config, alone, judge_run
@@ -124,6 +124,12 @@ def decide(rows: pd.DataFrame, costs: BlockCosts = COSTS, facts: dict[str, objec
         patch.setattr(verdict_under_load, "ARRIVALS", 40)
         patch.setattr(verdict_under_load, "LOADS", 3)
         return verdict.decide(rows, costs, facts, Judged(**named), **{"left_out": {}} | more)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the figures of pages empty, because drawing them takes most of the time of a page."""
+    monkeypatch.setattr(verdict_page, "draw", lambda *_: b"<svg/>")
 
 
 CURVE = {"as_it_comes": 0, "distilled_on_eighth": 50, "distilled_on_quarter": 100, "distilled": 400}
@@ -560,6 +566,7 @@ def test_each_option_has_a_line_of_its_own():
     assert said[-1].startswith("One request at a time")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_load_that_the_server_cannot_take_without_a_draft_is_said(tmp_path: Path):
     """Its queue grows for as long as the load lasts, and the speed-up with it."""
     found = decide(table(0.8), rate=1.0)
@@ -722,6 +729,7 @@ def test_under_load_too_an_answer_may_end_within_a_block(monkeypatch: pytest.Mon
     assert idle.by_length[4] == pytest.approx(60 / (11 + 14))
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("trace", [False, True])
 def test_requests_larger_than_the_cache_are_counted_and_said(tmp_path: Path, trace: bool):
     rows = table(0.8, spread=0.1)
@@ -765,6 +773,7 @@ def test_an_option_that_is_slower_than_no_draft_is_not_the_fastest_under_load():
     assert f"Fastest under load: 0.5/s no draft; 2/s {NAMES['distilled']} 1.02 [0.90, 1.10]; 4321/s no draft" in said
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_load_has_an_answer_of_its_own(tmp_path: Path):
     """Where reading more costs more, a draft that pays for one request does not pay for many."""
     unused = from_probes(probes(), 100).profile.target  # a copy keeps what was computed from the times before
@@ -877,6 +886,7 @@ def test_payback_is_not_known_on_another_machine_or_from_few_requests(tmp_path: 
     assert decide(many).options[-1].payback_unknown == ""
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_an_update_is_paid_back_after_a_whole_number_of_requests(tmp_path: Path):
     found = decide(table(0.8))
     for requests, said in ((0.2, "1 request</td>"), (41.2, "42 requests</td>")):
@@ -884,6 +894,7 @@ def test_an_update_is_paid_back_after_a_whole_number_of_requests(tmp_path: Path)
         assert f"<td>{said}" in page(found.model_copy(update={"options": options}))
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_an_update_says_what_it_stores_and_sends(tmp_path: Path):
     """The weights go to the server once after distillation, and after each of nine updates while the draft keeps learning."""
     found = decide(pd.concat([table(0.8), table(0.7, option="kept_learning")]))
@@ -997,6 +1008,7 @@ def test_a_card_names_the_engines_that_serve_such_a_draft(tmp_path: Path):
         assert f'"method": "{"draft_model" if kind == "parallel" else "eagle3"}"' in text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_page_says_what_a_step_takes_and_what_its_intervals_cover(tmp_path: Path):
     """A profile was measured once, elsewhere."""
     for costs, covers in (
@@ -1015,6 +1027,7 @@ def test_the_page_says_what_a_step_takes_and_what_its_intervals_cover(tmp_path: 
         assert f"they cover the variation between {covers}" in text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_page_says_what_the_monitor_expects(tmp_path: Path):
     found = decide(table(0.8))
     assert found.monitor
@@ -1165,6 +1178,7 @@ def test_blocks_that_end_where_the_draft_is_unsure(tmp_path: Path):
     assert (alone["drafted"].to_numpy() > 0).any()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_draft_that_pays_while_it_is_sure_is_named_with_its_threshold(tmp_path: Path):
     rows = pd.concat([table(0.3), table(0.8, option="distilled_confident", threshold=0.45)])
     found = decide(rows, rate=2.0)
@@ -1200,6 +1214,7 @@ def test_the_page_says_what_the_json_says_and_asks_nobody(tmp_path: Path):
         assert own.speedup.show() in text
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(
     ("enough", "said"),
     [
@@ -1360,6 +1375,7 @@ def test_suffix_decoding_pays_for_its_search_where_it_was_measured(option: str):
     assert elsewhere.speedup == lookup.speedup
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_best_length_by_batch_has_its_gain_over_the_requests():
     """A lone request is the case without a load: as fast as the option at that length, if its blocks cost the same."""
     rows = table(0.8, spread=0.1)
@@ -1499,6 +1515,7 @@ def test_the_sampling_of_a_service_reaches_the_run(tmp_path: Path, monkeypatch: 
     assert list(cut.cells("traffic_verdict")) == ["prompts.0.7"]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_verdicts_at_two_temperatures_are_both_kept_and_say_their_temperature(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -1521,10 +1538,12 @@ def test_verdicts_at_two_temperatures_are_both_kept_and_say_their_temperature(
     assert "at temperature 0.7, top-p 0.9, top-k 20, min-p 0.1; costs" in lines([(tmp_path, cut)])[-1]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_verdict_replaces_none_of_other_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(verdict_command, "run_workflow", lambda *_: tmp_path / "run")
     monkeypatch.setattr(verdict_command.card, "write", lambda *_: None)
-    monkeypatch.setattr(verdict_command, "judge_run", lambda *_: decide(table(0.8)))
+    judged = decide(table(0.8))
+    monkeypatch.setattr(verdict_command, "judge_run", lambda *_: judged)
     log = answer_file(tmp_path, questions(60))
     shipped = "rtx4090-llama-3.1-8b"
     for folder in ("first", "second"):  # files with the same names
@@ -1603,6 +1622,7 @@ def test_a_log_in_a_format_of_ones_own_is_judged(tmp_path: Path, monkeypatch: py
     assert seen["sizes"]["experiments"]["traffic_verdict"] == {"axes": {"temperature": [0.5]}}
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(("alpha", "helps"), [(0.8, True), (0.1, False)])
 def test_the_commands_to_run_next_are_in_the_file_and_at_the_terminal(
     alpha: float, helps: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -1708,6 +1728,7 @@ def test_two_verdicts_on_one_run_do_not_disturb_each_other(tmp_path: Path):
         pass
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_conversations_and_prompts_that_the_target_cannot_read_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
