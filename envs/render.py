@@ -12,7 +12,7 @@ CUDA_IMAGE = "nvidia/cuda:12.8.1-devel-ubuntu24.04"
 # The default build of llama.cpp crashes on CPUs with AMX under gcc 12: see setup.sh.
 LLAMA_FLAGS = "-DGGML_NATIVE=OFF -DLLAVA_BUILD=OFF -DLLAMA_OPENSSL=OFF"
 SYSTEM = (
-    "apt-get update && apt-get install -y --no-install-recommends build-essential ca-certificates git python3-venv"
+    "apt-get update && apt-get install -y --no-install-recommends build-essential ca-certificates git python3-dev python3-venv"
     " && rm -rf /var/lib/apt/lists/* && python3 -m venv /opt/venv"
 )
 SOURCES = ("pyproject.toml", "README.md", "LICENSE", "src", "workflow")

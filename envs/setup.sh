@@ -20,6 +20,9 @@ fi
     fail "$python is not Python 3.11 or newer (name another: make PYTHON=/path/to/python3.12 ...)"
 "$python" -c 'import ensurepip, venv' 2>/dev/null ||
     fail "$python cannot make virtual environments (on Debian and Ubuntu: apt install python3-venv)"
+header='import os, sys, sysconfig; sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))'
+"$python" -c "$header" 2>/dev/null ||
+    fail "$python lacks Python.h, and pycddlib must be compiled (on Debian and Ubuntu: apt install python3-dev)"
 command -v c++ >/dev/null 2>&1 || command -v g++ >/dev/null 2>&1 ||
     fail "no C++ compiler found, and llama.cpp must be compiled (on Debian and Ubuntu: apt install build-essential)"
 free_mb=$(df -Pm . | awk 'NR == 2 { print $4 }')

@@ -245,6 +245,12 @@ def test_a_python_without_venv(checkout):
     assert "apt install python3-venv" in failure(checkout, PYTHON=str(bare))
 
 
+def test_a_python_without_its_headers(checkout):
+    """Debian has them in a package of their own, and the index has no wheel of pycddlib."""
+    bare = stand_in(checkout / "bin/bare", 'case "$2" in *Python.h*) exit 1 ;; esac')
+    assert "apt install python3-dev" in failure(checkout, PYTHON=str(bare))
+
+
 def test_a_full_disk(checkout):
     stand_in(checkout / "bin/df", "echo header; echo disk 1 1 250 1% /")
     assert "only 250 MB free here" in failure(checkout)
