@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import importlib
 import json
 import re
 import shutil
@@ -93,6 +94,20 @@ def test_the_tutorials_verifier_is_lossless_and_its_experiment_is_one(tmp_path):
     first, second = "num_drafts: [2, 4]", "draft_temperature: [1.0, 1.6]"
     path.write_text(path.read_text("utf-8").replace(f"{first}, {second}", f"{second}, {first}"), encoding="utf-8")
     assert plan.load_experiment(path).shown != experiment.shown, "their order shapes the table"
+
+
+def test_the_tutorials_types_are_where_it_says():
+    guide = (WORKFLOW.parent / "docs/tutorial.md").read_text(encoding="utf-8")
+    sentence = re.search(r"The verifiers are classes of .*?\.\s", guide, re.DOTALL)[0].replace(
+        "The verifiers", "`TokenVerifier`"
+    )
+    seen, waiting = set(), []
+    for word in re.findall(r"`([\w.]+)`", sentence):
+        if word.startswith("draftlab."):
+            seen |= {getattr(importlib.import_module(word), name) for name in waiting}
+        waiting = [] if word.startswith("draftlab.") else [*waiting, word]
+    assert len(seen) == 8
+    assert not waiting
 
 
 def test_cells_are_the_product_of_the_axes(tmp_path):

@@ -86,6 +86,8 @@ tree = traversal
 token = verify.TokenVerifier("token", "independent", single.decide)
 lossy = dataclasses.replace(single, decide=greedy)
 honest = dataclasses.replace(lossy, is_lossless=False)
+lossy_path = dataclasses.replace(path, is_lossless=False)
+lossy_tree = dataclasses.replace(verify.greedy_block, is_lossless=False)
 number = 3
 '''
 
@@ -221,6 +223,10 @@ def test_a_loss_and_a_sample_source_are_found_and_blamed() -> None:
     assert Path(str(error.value.file)) == Path("ours.py").resolve()
     with pytest.raises(UserError, match=r"ours.py:clean: too many positional arguments \(it is called with \(draft_l"):
         losses_at("ours.py:clean", draft, target, labels)
+    with pytest.raises(
+        UserError, match=r"loss ours.py:loss returned nan \(a logit may be -inf: leave such a token out"
+    ):
+        losses_at("ours.py:loss", torch.where(target > 0, -torch.inf, draft), torch.full((2, 3), -torch.inf), labels)
     with pytest.raises(UserError, match=r"ours.py:number is a int \(give a function\)"):
         losses_at("ours.py:number", draft, target, labels)
     with pytest.raises(UserError, match=r"sample source ours.py:source returned int"):
@@ -255,8 +261,11 @@ def test_the_claim_of_a_verifier_is_tested(capsys: pytest.CaptureFixture[str]) -
     assert "ours.py:mine: lossless" in capsys.readouterr().out
     with pytest.raises(UserError, match=r"ours.py:lossy is not lossless: distribution"):
         verify_lossless(verifier="ours.py:lossy", if_claimed=True, max_samples=2000)
-    verify_lossless(verifier="ours.py:honest", if_claimed=True)
-    assert "ours.py:honest: not tested, because it says is_lossless=False" in capsys.readouterr().out
+    for name in ("honest", "lossy_path", "lossy_tree"):
+        verify_lossless(verifier=f"ours.py:{name}", if_claimed=True)
+        assert f"ours.py:{name}: not tested, because it says is_lossless=False" in capsys.readouterr().out
+    with pytest.raises(UserError, match=r"lossy_tree is not lossless \(its texts are not the target's: decode live\)"):
+        any_verifier("ours.py:lossy_tree").transitions(None, ())  # type: ignore[arg-type, union-attr]
     with pytest.raises(UserError, match=r"ours.py:honest is not lossless"):
         verify_lossless(verifier="ours.py:honest", max_samples=2000)
     assert token_verifier("ours.py:lossy").decide is not single.decide

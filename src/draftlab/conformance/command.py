@@ -51,7 +51,7 @@ def run(
     is_built_in = spec in VERIFIERS
     if isinstance(tested, TokenVerifier | PathVerifier | TreeVerifier):
         tested = replace(tested, name=spec)
-        if if_claimed and not getattr(tested, "is_lossless", True):
+        if if_claimed and not tested.is_lossless:
             return print(f"{spec}: not tested, because it says is_lossless=False")
         with contextlib.nullcontext() if is_built_in else _blaming(spec):
             result = check_verifier(tested, num_drafts, budget)

@@ -19,7 +19,7 @@ from torch import Tensor
 from draftlab.core.losses import LOSSES, one_hot_logits
 from draftlab.errors import UserError, called
 from draftlab.files.digests import code_digest
-from draftlab.files.registries import find, own_code
+from draftlab.files.registries import find, is_own, own_code
 from draftlab.models import LanguageModel
 from draftlab.models.head import columns_of
 from draftlab.models.on_target import OnTarget
@@ -194,6 +194,9 @@ def losses_at(
         returned = f"shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else repr(losses)
         remedy = f"return one number per position: shape {tuple(logits.shape[:-1])}"
         raise UserError(f"loss {name} returned {returned}", remedy=remedy)
+    if is_own(name) and losses.isnan().any() and not logits.isnan().any():
+        remedy = "a logit may be -inf: leave such a token out, as draftlab.core.losses does"
+        raise UserError(f"loss {name} returned nan", remedy=remedy)
     if logits.requires_grad and not losses.requires_grad:
         raise UserError(f"loss {name} has no gradient", remedy="compute it from the draft's logits, not detached")
     return losses if losses.dim() == 1 else losses.flatten(0, -2).mean(0)

@@ -35,10 +35,11 @@ PathDecide = Callable[[TargetPath, DraftPath, PathTokens], PathDecision]
 
 @dataclass(frozen=True)
 class PathVerifier:
-    """A lossless way to verify one path of L drafted tokens."""
+    """A way to verify one path of L drafted tokens; lossless unless ``is_lossless`` is False."""
 
     name: str
     decide: PathDecide
+    is_lossless: bool = True
 
     def distribution(
         self,

@@ -32,8 +32,9 @@ Stops = Callable[[TargetAlong, DraftAlong, Sequences], list[Stop]]
 
 @dataclass(frozen=True)
 class TreeVerifier:
-    """A lossless way to verify K sequences as one tree: all stops given the drafted tokens, from which distribution and sampler follow.
+    """A way to verify K sequences as one tree: all stops given the drafted tokens, from which distribution and sampler follow.
 
+    It is lossless unless ``is_lossless`` is False.
     ``selected`` exists if one path is selected and then verified as a block: the joint probability that the path goes on with the written
     token and of how many drafts agree with it. Replay needs it (``docs/theory.md``, section 7). ``by_count``: the block's draft distribution
     depends on how many sequences share the path so far.
@@ -44,12 +45,15 @@ class TreeVerifier:
     stops: Stops
     selected: Survivors | None = None
     by_count: bool = True
+    is_lossless: bool = True
 
     def __post_init__(self) -> None:
         check_drafting(self.drafting, f"verifier {self.name}: ")
 
     def transitions(self, position: Position, order: Order) -> Float64[Tensor, "positions drafts+1"]:
         """``P(the path goes on with y, m drafts are y) / q(y)`` at each position of a text; ``UserError`` where no path is selected."""
+        if not self.is_lossless:
+            raise UserError(f"{self.name} is not lossless", remedy="its texts are not the target's: decode live")
         if self.selected is None:
             raise UserError(f"{self.name} verifies whole trees, which replay does not support", remedy="decode live")
         at_target = position.at(position.target)[:, None]
