@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from draftlab.files import machine
+from tests.checkout import stand_in
 
 
 @pytest.mark.parametrize(
@@ -27,6 +28,16 @@ def test_processors_of_one_name_are_told_apart_by_family_and_model(
     if cpuinfo is not None:
         (tmp_path / "cpuinfo").write_text(f"{cpuinfo}\nprocessor\t: 1\nmodel name\t: another\n")
     assert machine.machine()["processor"] == processor
+
+
+def test_a_mac_says_which_processor_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(platform, "processor", lambda: "arm")
+    monkeypatch.setattr("sys.platform", "darwin")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert machine.machine()["processor"] == "arm"
+    stand_in(tmp_path / "sysctl", '[ "$*" = "-n machdep.cpu.brand_string" ] && echo Apple M2')
+    assert machine.machine()["processor"] == "Apple M2"
 
 
 def test_the_commit_of_a_repository_that_only_contains_the_package_is_not_taken(

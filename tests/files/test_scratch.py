@@ -64,8 +64,9 @@ def test_two_jobs_may_clean_up_the_same_folder_at_once(tmp_path: Path, monkeypat
         assert list(tmp_path.iterdir()) == [own]
 
 
-def test_a_child_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
-    child = "from draftlab.files.scratch import die_with_parent; import sys, time; die_with_parent(int(sys.argv[1])); print(1, flush=True); time.sleep(60)"
+@pytest.mark.parametrize("system", ["linux", "darwin"])
+def test_a_child_dies_with_a_parent_that_is_killed(tmp_path: Path, system: str) -> None:
+    child = f"import sys; sys.platform = {system!r}; from draftlab.files.scratch import die_with_parent; import sys, time; die_with_parent(int(sys.argv[1])); print(1, flush=True); time.sleep(60)"
     parent = (
         f"import os, subprocess, sys, time; child = subprocess.Popen([sys.executable, '-c', {child!r}, str(os.getpid())], "
         "stdout=subprocess.PIPE); child.stdout.readline(); print(child.pid, flush=True); time.sleep(60)"

@@ -533,6 +533,17 @@ def test_together_only_what_changed_is_drawn_and_a_broken_table_is_named(tmp_pat
         batch.draw_all(tmp_path / "none", out, "laptop", drawn, 1)
 
 
+def test_on_macos_figures_are_drawn_without_a_fork(tmp_path, monkeypatch):
+    """Its libraries may crash or wait without end in a fork."""
+    data, out, drawn = tmp_path / "data", tmp_path / "out", tmp_path / "drawn.json"
+    data.mkdir()
+    TABLES["mdss_cone"]().to_csv(data / "mdss_cone.csv", index=False)
+    monkeypatch.setattr("sys.platform", "darwin")
+    monkeypatch.delattr("os.fork")
+    assert batch.draw_all(data, out, "laptop", drawn, 1) == ["mdss_cone"]
+    assert (out / "mdss_cone.png").stat().st_size > 1000
+
+
 @pytest.mark.parametrize(
     ("ask", "lost", "kind", "message"),
     [

@@ -58,6 +58,10 @@ def _processor() -> str:
             is_x86 = {"cpu family", "model"} <= fields.keys()
             kind = f" (family {fields['cpu family']} model {fields['model']})" if is_x86 else ""
             return fields["model name"] + kind
+    if sys.platform == "darwin":  # where platform.processor() is "arm" for each of them
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            command = ["sysctl", "-n", "machdep.cpu.brand_string"]
+            return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
     return platform.processor() or platform.machine()
 
 

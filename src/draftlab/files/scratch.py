@@ -11,6 +11,8 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -45,11 +47,19 @@ def _lives(pid: int) -> bool:
 
 
 def die_with_parent(parent: int) -> None:
-    """Let the system kill this process when its parent ends; also if ``parent`` has already ended. Linux only."""
+    """Kill this process when its parent ends; also if ``parent`` has already ended. On Linux the system does; elsewhere a thread looks each second."""
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os.kill(os.getpid(), signal.SIGKILL)
+    else:
+        threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def end_in_order() -> None:

@@ -10,6 +10,7 @@ import gc
 import hashlib
 import multiprocessing
 import os
+import sys
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -71,11 +72,10 @@ def draw_all(data: Path, out: Path, scale: str, drawn: Path, processes: int) -> 
     digests = {name: _digest(name, path, scale) for name, path in paths.items()}
     files = {name: [out / f"{name}{suffix}" for suffix in SUFFIXES] for name in paths}
     stale = [name for name in paths if before.get(name) != digests[name] or not all(map(Path.exists, files[name]))]
-    _published()  # read before forking, so that all processes share it
+    _published()  # read before forking, so that all processes share it. The libraries of macOS do not survive a fork.
+    start = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
     # Garbage collection would take a tenth of the time of these short-lived processes, so _begin turns it off.
-    with ProcessPoolExecutor(
-        processes, multiprocessing.get_context("fork"), initializer=_begin, initargs=(os.getpid(),)
-    ) as pool:
+    with ProcessPoolExecutor(processes, start, initializer=_begin, initargs=(os.getpid(),)) as pool:
         jobs = [pool.submit(draw, name, paths[name], scale, out / name) for name in stale]
         for job in jobs:
             job.result()
