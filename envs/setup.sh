@@ -24,8 +24,8 @@ header='import os, sys, sysconfig; sys.exit(not os.path.exists(os.path.join(sysc
 "$python" -c "$header" 2>/dev/null ||
     fail "$python lacks Python.h, and pycddlib must be compiled (on Debian and Ubuntu: apt install python3-dev)"
 command -v c++ >/dev/null 2>&1 || command -v g++ >/dev/null 2>&1 ||
-    fail "no C++ compiler found, and llama.cpp must be compiled (on Debian and Ubuntu: apt install build-essential)"
-free_mb=$(df -Pm . | awk 'NR == 2 { print $4 }')
+    fail "no C++ compiler found, and llama.cpp must be compiled (on Debian and Ubuntu: apt install build-essential; on macOS: xcode-select --install)"
+free_mb=$(df -Pk . | awk 'NR == 2 { print int($4 / 1024) }')
 [ "$free_mb" -ge 6000 ] || fail "only $free_mb MB free here, 6000 MB are needed (free some space, run again)"
 
 log=.venv.log
@@ -58,6 +58,11 @@ amx() {
     done
 }
 
+# ARM has no such names: there the compiler knows the processor. Without it, gcc would use no instruction for dot products of bytes.
+arm() { case $(uname -m) in arm64 | aarch64) printf ' -DGGML_NATIVE=ON' ;; esac; }
+# Accelerate has threads of its own, which the clock of one thread does not see.
+apple() { [ "$(uname -s)" != Darwin ] || printf ' -DGGML_BLAS=OFF'; }
+
 llama=$(grep '^llama-cpp-python==' envs/constraints.txt)
 wheel=llama_cpp_python-${llama#*==}-*.whl
 make_cache() {  # the folder of the wheel
@@ -73,7 +78,7 @@ compile() {  # the wheel of llama.cpp for these flags, unless it is in the cache
     CMAKE_ARGS=$flags CMAKE_BUILD_PARALLEL_LEVEL=$(getconf _NPROCESSORS_ONLN) pip wheel --no-cache-dir --no-deps -w "$wheels" "$llama"
 }
 choose() {  # sets the flags of llama.cpp, $1 in addition to the usual ones, and the folder of their wheel
-    flags="-DGGML_NATIVE=OFF -DLLAVA_BUILD=OFF -DLLAMA_OPENSSL=OFF$1 $more"
+    flags="-DGGML_NATIVE=OFF -DLLAVA_BUILD=OFF -DLLAMA_OPENSSL=OFF$apple$1 $more"
     wheels=${XDG_CACHE_HOME:-$HOME/.cache}/draftlab/wheels-$(printf '%s' "$flags" | cksum | cut -d' ' -f1)
 }
 works() {  # install the wheel, even over the same version built with other flags, and check it
@@ -94,7 +99,10 @@ clear=
 # The flags to try, the best first. Those whose wheel failed its self-check before are not tried again.
 avx512=$(avx512)
 amx=$(amx)
+arm=$(arm)
+apple=$(apple)
 set -- ""
+[ -z "$arm" ] || set -- "$arm" "$@"
 [ -z "$avx512" ] || set -- "$avx512" "$@"
 [ -z "$amx" ] || set -- "$avx512$amx" "$@"
 choose "$1"

@@ -30,6 +30,7 @@ TOOLS = (
     "cat",
     "getconf",
     "tr",
+    "uname",
 )
 
 
@@ -82,7 +83,7 @@ def setup(checkout):
     """Runs the script with the Python that notes its commands; ``more`` in its environment. Its pip commands, and its last line."""
     version = re.search(r"^llama-cpp-python==(.*)$", (checkout / "envs/constraints.txt").read_text(), re.M)[1]
     stand_in(checkout / "bin/python3", PYTHON.format(version=version))
-    stand_in(checkout / "bin/df", "echo header; echo disk 1 1 9000 1% /")
+    stand_in(checkout / "bin/df", "echo header; echo disk 1 1 9000000 1% /")
     (checkout / "bin/cp").symlink_to(shutil.which("cp"))
     env = {"PATH": str(checkout / "bin"), "HOME": str(checkout), "CPUINFO": str(checkout / "cpuinfo")}
 
@@ -124,6 +125,20 @@ def test_llama_cpp_is_compiled_for_the_processor_as_far_as_the_compiler_knows_it
     assert flags(setup()) == [{"AVX512", "AVX512_VNNI"}]
     stand_in(checkout / "bin/clang++-16", "exit 0")  # gcc's AMX crashes, clang's does not
     assert flags(setup()) == [{"AVX512", "AVX512_VNNI"} | AMX]
+
+
+@pytest.mark.parametrize(
+    ("system", "machine", "native", "blas"),
+    [("Linux", "x86_64", 0, 0), ("Linux", "aarch64", 1, 0), ("Darwin", "arm64", 1, 1)],
+)
+def test_on_arm_the_compiler_chooses_the_instructions_and_on_macos_no_library_has_threads_of_its_own(
+    checkout, setup, system, machine, native, blas
+):
+    (checkout / "bin/uname").unlink()
+    stand_in(checkout / "bin/uname", f'case "$1" in -s) echo {system} ;; -m) echo {machine} ;; esac')
+    (told,) = (line for line in setup() if " wheel " in line)
+    assert (told.count("-DGGML_NATIVE=ON"), told.count("-DGGML_BLAS=OFF")) == (native, blas)
+    assert not native or told.index("-DGGML_NATIVE=OFF") < told.index("-DGGML_NATIVE=ON"), "the last one counts"
 
 
 @pytest.mark.parametrize(
@@ -252,7 +267,7 @@ def test_a_python_without_its_headers(checkout):
 
 
 def test_a_full_disk(checkout):
-    stand_in(checkout / "bin/df", "echo header; echo disk 1 1 250 1% /")
+    stand_in(checkout / "bin/df", "echo header; echo disk 1 1 256500 1% /")
     assert "only 250 MB free here" in failure(checkout)
 
 
