@@ -5,6 +5,7 @@ llama.cpp aborts the process on some files that it cannot run. Anything that cou
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import zlib
@@ -158,8 +159,10 @@ def _write(
         weights = "f16"
     depth = max(config.get(key) or 0 for key in ("num_hidden_layers", "num_layers", "num_decoder_layers"))
     names = gguf.get_tensor_name_map(ARCHITECTURES[architecture], depth)
-    with atomic_path(out, least_bytes) as temporary:
-        writer = gguf.GGUFWriter(temporary, architecture)
+    with (
+        atomic_path(out, least_bytes) as temporary,
+        contextlib.closing(gguf.GGUFWriter(temporary, architecture)) as writer,
+    ):
         writer.add_custom_alignment(ALIGNMENT)
         writer.add_file_type(QUANTIZATION[weights][1])
         if weights.startswith("q"):
@@ -187,7 +190,6 @@ def _write(
             writer.write_tensor_data(divisors)
         for name, kind in kinds.items():
             writer.write_tensor_data(pack(name, kind))
-        writer.close()
 
 
 def _architecture(config: dict[str, Any]) -> str:
