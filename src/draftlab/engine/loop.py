@@ -89,7 +89,7 @@ def _cut(tokens: list[int], eos_ids: Collection[int]) -> list[int]:
 
 
 def agreed(tokens: Iterable[int], others: Iterable[int]) -> int:
-    """How many tokens both begin with."""
+    """How many of their first tokens are the same, up to the first that differs."""
     count = 0
     for a, b in zip(tokens, others, strict=False):
         if a != b:
