@@ -33,7 +33,7 @@ from draftlab.conformance.command import verify_lossless
 from draftlab.conformance.sequential import Evidence, Gamblers, sampler_wealth, samples_needed
 from draftlab.conformance.tables import tables
 from draftlab.core.sampling import Drafting, draw
-from draftlab.core.verify import TOKEN_VERIFIERS, TREE_VERIFIERS, VERIFIERS
+from draftlab.core.verify import TREE_VERIFIERS, VERIFIERS
 from draftlab.core.verify.block import block
 from draftlab.core.verify.greedy import greedy
 from draftlab.core.verify.k_seq import k_seq
@@ -377,14 +377,6 @@ def test_a_path_verifier_that_divides_by_an_empty_residual_is_caught() -> None:
     assert verdict.exact["zeros and ties"].error == math.inf
 
 
-@pytest.mark.parametrize("name", [n for n, v in TOKEN_VERIFIERS.items() if v.closed_form or v.survivors])
-def test_formulas_are_what_the_decisions_give(name: str) -> None:
-    found = check_formulas(TOKEN_VERIFIERS[name], 2)
-    assert set(found) <= {"closed_form", "survivors"}
-    assert len(found) > 0
-    assert max(each.error for each in found.values()) < 1e-11
-
-
 def test_a_formula_of_another_verifier_is_caught(capsys: pytest.CaptureFixture[str]) -> None:
     """Tables would have shown the acceptance of the other one."""
     mine = dataclasses.replace(k_seq, closed_form=specinfer.closed_form, survivors=None)
@@ -402,6 +394,10 @@ def test_the_projects_verifiers_pass(name: str) -> None:
     assert verdict.lossless
     assert max(found.error for found in verdict.exact.values()) < 2e-14
     assert all(found.samples >= samples for found in verdict.sampled.values())
+    assert set(verdict.formulas) == {
+        what for what in ("closed_form", "survivors") if getattr(VERIFIERS[name], what, None)
+    }
+    assert all(found.error < 1e-11 for found in verdict.formulas.values())
 
 
 def test_all_tests_together_keep_to_the_rate_of_false_alarms(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -578,7 +574,7 @@ def sample_stream() -> Iterator[tuple[list[float], int]]:
         ("tests.conformance.test_conformance:lossless_distribution", "distribution"),
         ("tests.conformance.test_conformance:sample_one", "sampler"),
         ("tests.conformance.test_conformance:sample_stream", "samples"),
-        ("draftlab.core.verify.optimal:optimal", "distribution"),
+        ("draftlab.core.verify.single:single", "distribution"),
         ("block", "distribution"),
     ],
 )
