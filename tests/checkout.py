@@ -34,9 +34,9 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def snakemake(
-    folder: Path, *arguments: str, check: bool = True, cores: int = 2, env: dict[str, str] | None = None
+    folder: Path, *arguments: str, check: bool = True, cores: int | None = 2, env: dict[str, str] | None = None
 ) -> str:
-    """Run Snakemake in a copy of the checkout, or in the environment of one; return what it printed.
+    """Run Snakemake in a copy of the checkout, or in the environment of one; return what it printed. ``cores`` None: as the arguments say.
 
     It is a fork of a process that has imported Snakemake, which takes longer than most dry runs.
     """
@@ -48,7 +48,7 @@ def snakemake(
         call = {
             "folder": str(folder),
             "environment": env or environment(folder),
-            "arguments": ["--cores", str(cores), *arguments],
+            "arguments": [*([] if cores is None else ["--cores", str(cores)]), *arguments],
             "output": str(output),
         }
         forks.stdin.write(json.dumps(call) + "\n")

@@ -73,8 +73,7 @@ def submitted(folder, rule, target, *words):
     """The rule and the threads of the job that a cluster is asked for."""
     submit = ("--executor=cluster-generic", "--cluster-generic-submit-cmd=echo {rule} {threads} >submitted; false")
     plain = ("--workflow-profile=none", "--jobs=1", "--seconds-between-status-checks=1")
-    command = ["snakemake", *submit, *plain, *words, f"--allowed-rules={rule}", "--", target]
-    subprocess.run(command, cwd=folder, env=environment(folder), capture_output=True, timeout=300)
+    snakemake(folder, *submit, *plain, *words, f"--allowed-rules={rule}", "--", target, check=False, cores=None)
     return (folder / "submitted").read_text()
 
 
@@ -253,11 +252,9 @@ def test_the_kubernetes_profile_runs_jobs_with_their_needs_in_the_image(kubernet
     checkout, jobs_folder, env = kubernetes
     folder = tmp_path / "elsewhere"
     folder.mkdir()
-    command = ["snakemake", f"--snakefile={checkout}/Snakefile", f"--workflow-profile={checkout}/profiles/kubernetes"]
-    command += ["--seconds-between-status-checks=1", "--latency-wait=5", "results/smoke/mdss_region.csv"]
-    command += ["--config", "scale=smoke"]
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
+    words = [f"--snakefile={checkout}/Snakefile", f"--workflow-profile={checkout}/profiles/kubernetes"]
+    words += ["--seconds-between-status-checks=1", "--latency-wait=5", "results/smoke/mdss_region.csv"]
+    snakemake(folder, *words, "--config", "scale=smoke", cores=None, env=env)
     assert (folder / "results/smoke/mdss_region.csv").exists()
     pods = [json.loads(path.read_text())["job"]["spec"]["template"]["spec"] for path in jobs_folder.iterdir()]
     assert len(pods) == 2
