@@ -145,7 +145,7 @@ def test_names_in_every_place_are_checked() -> None:
         "beyond_lookup": {"drafters": ["ours.py:loss", "ours.py:clean"]},
         "beyond_trees": {"shapes": ["no.py:x"]},
         "mdss_live": {"schemes": ["ours.py:no+block"]},
-        "mdss_topk": {"schemes": ["ours.py:path"]},
+        "mdss_acceptance": {"schemes": ["ours.py:path"]},
     }.items():
         with pytest.raises(UserError, match=r"mine.yaml:\d+: .*(no no in it|no such file|cannot be called|is a PathV)"):
             run_with({name: {"fixed": fixed}})

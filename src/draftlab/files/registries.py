@@ -190,7 +190,9 @@ def load(name: str) -> Any:
     if is_file:
         check_own(name)
     try:
-        return getattr(_from_file(module) if is_file else importlib.import_module(module), attribute)
+        return getattr(
+            _from_file(module, Path(module).resolve()) if is_file else importlib.import_module(module), attribute
+        )
     except UserError:
         raise
     except (Exception, SystemExit) as error:
@@ -204,12 +206,12 @@ def load(name: str) -> Any:
 
 
 @cache
-def _from_file(file: str) -> ModuleType:
-    """Run a file as a module of this name. It can import files beside it, as a script can, but none in place of an installed package."""
+def _from_file(file: str, path: Path) -> ModuleType:
+    """Run the file at ``path`` as a module called ``file``. It can import files beside it, as a script can, but none in place of an installed package."""
     spec = importlib.util.spec_from_file_location(file, file)
     assert spec is not None
     assert spec.loader is not None
-    sys.path.append(str(Path(file).resolve().parent))
+    sys.path.append(str(path.parent))
     module = sys.modules[file] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
