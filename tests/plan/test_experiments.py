@@ -1119,6 +1119,7 @@ def test_a_run_with_other_models_or_prompts_of_the_models_says_so():
             False,
         ),
         ("{}", False),
+        ("{pairs: {main: {}}, experiments: {osd_offline: {}}}", False),
         ("data: {train: 100}", True),
         ("pairs: {main: {answers: {max_new_tokens: 64}}}", True),
         ("pairs: {main: {target: {context: 1024}}}", True),

@@ -94,9 +94,8 @@ number = 3
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder with ideas; files of one name in two tests are loaded anew."""
+    """A working folder with ideas."""
     monkeypatch.chdir(tmp_path)
-    registries._from_file.cache_clear()
     monkeypatch.delitem(sys.modules, "beside", raising=False)
     monkeypatch.setattr("sys.path", [*sys.path])
     (tmp_path / "ours.py").write_text(OURS)

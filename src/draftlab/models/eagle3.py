@@ -18,6 +18,7 @@ A head is no language model alone: ``load`` gives an ``Eagle3Head``, and ``Eagle
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -113,12 +114,17 @@ class Eagle3(HeadOnTarget):
         layers = {LAYER_IDS: list(self.layers)} if hides_layers(self.config) else {}
         tensors = self.released()
         if "transformer_layer_config" not in self.config and len(self.draft.layers) == 1:
-            tensors = {name.replace("layers.0.", "midlayer."): value for name, value in tensors.items()}
+            tensors = with_midlayer(tensors)
         if self.mask_state is not None:
             tensors[MASK_STATE] = self.mask_state.detach()
         with atomic_dir(folder) as temporary:
             write_model(temporary, self.config | layers, tensors)
             seal(temporary)
+
+
+def with_midlayer(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights of a head with the name of its one layer in the layout of EAGLE's repository and SpecForge."""
+    return {name.replace("layers.0.", "midlayer."): value for name, value in tensors.items()}
 
 
 def check_prompts(prompts: TokenIds) -> None:

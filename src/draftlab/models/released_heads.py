@@ -139,18 +139,24 @@ class HeadOnTarget(ByPlace, OnTarget[ReadableTarget]):
 
     def released(self) -> dict[str, Tensor]:
         """Its weights under the names that speculators and DFlash's authors give them."""
-        tensors = to_hub(self.draft)
-        embed, head, kept = tensors.pop(EMBED), tensors.pop(HEAD), tensors.pop(HEAD_TOKENS, None)
-        found = {name.removeprefix("model."): value for name, value in tensors.items()} | self.fusion.state_dict()
-        if self.stores_embedding:
-            found["embed_tokens.weight"] = embed
-        if self.stores_head:
-            found[HEAD] = head
-        if kept is not None:
-            among = torch.zeros(self.vocab_size, dtype=torch.bool, device=kept.device)
-            among[kept] = True
-            found |= {"d2t": kept - torch.arange(len(kept), device=kept.device), "t2d": among}
-        return found
+        return released_weights(
+            self.draft, self.fusion, self.vocab_size, embedding=self.stores_embedding, head=self.stores_head
+        )
+
+
+def released_weights(draft: Llama, fusion: Fusion, vocab: int, *, embedding: bool, head: bool) -> dict[str, Tensor]:
+    """The weights of a head under the names that speculators and DFlash's authors give them, perhaps with an ``embedding`` and a ``head`` of its
+    own. ``vocab``: the tokens of its target."""
+    tensors = to_hub(draft)
+    own = {"embed_tokens.weight": tensors.pop(EMBED), HEAD: tensors.pop(HEAD)}
+    kept = tensors.pop(HEAD_TOKENS, None)
+    found = {name.removeprefix("model."): value for name, value in tensors.items()} | fusion.state_dict()
+    found |= {name: own[name] for name, stores in zip(own, (embedding, head), strict=True) if stores}
+    if kept is not None:
+        among = torch.zeros(vocab, dtype=torch.bool, device=kept.device)
+        among[kept] = True
+        found |= {"d2t": kept - torch.arange(len(kept), device=kept.device), "t2d": among}
+    return found
 
 
 def config_of(fields: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> LlamaConfig:

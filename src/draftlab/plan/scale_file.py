@@ -33,12 +33,12 @@ def says_only_how_jobs_run(sizes: Path, decode: Collection[str]) -> bool:
     return (
         values.keys() <= {"needs", "limits", "compute", "pairs", "experiments"}
         and all(
-            pair.keys() <= {"answers"} and pair["answers"].keys() <= {"batch", "batch_tokens", "device"}
+            pair.keys() <= {"answers"} and pair.get("answers", {}).keys() <= {"batch", "batch_tokens", "device"}
             for pair in pairs.values()
         )
         and all(
             size.keys() <= {"fixed"}
-            and size["fixed"].keys() <= {"micro_batch", "sample_batch", *(["batch"] if name in decode else [])}
+            and size.get("fixed", {}).keys() <= {"micro_batch", "sample_batch", *(["batch"] if name in decode else [])}
             for name, size in experiments.items()
         )
     )

@@ -71,17 +71,10 @@ def commands(judged: Verdict, folder: Path, draft: str, results: Path) -> list[s
     folder_of_target = str(results / "main/models/target") if is_gguf(target) else target
     looks_up = promise.option.startswith("lookup_first")
     option = next(option for option in judged.options if option.name == promise.option)
-    length = ["--draft-len", str(promise.draft_len)]
-    if (
-        not judged.costs_vary
-        and len({*option.by_batch.values()} | {promise.draft_len}) > 1
-        and not is_gguf(target)
-        and not looks_up
-    ):
-        length = [
-            "--load",
-            str(folder / "verdict.json"),
-        ]  # of a profile's machine; llama.cpp has one length for all batches
+    lengths = {promise.draft_len, *option.by_batch.values()}
+    # Lengths by batch are those of a profile's machine; llama.cpp has one for all batches.
+    by_batch = len(lengths) > 1 and not (judged.costs_vary or is_gguf(target) or looks_up)
+    length = ["--load", str(folder / "verdict.json")] if by_batch else ["--draft-len", str(promise.draft_len)]
     emit = ["draftlab", "emit", *(["llama-cpp", "--lookup"] if looks_up else []), *length]
     confidence = ["--confidence", f"{promise.threshold:g}"] if promise.threshold else []
     out = ["--out", str(folder / "engines")]

@@ -88,9 +88,9 @@ def nearest_context(best: Sequence[BestLength], context: int) -> int:
 Summary = TypeVar("Summary", LoadSummary, VerdictSummary)
 
 
-def _read(kind: type[Summary], file: Path) -> Summary:
+def _checked(kind: type[Summary], given: Mapping[str, object], file: Path) -> Summary:
     try:
-        return kind.model_validate(read_object(file))
+        return kind.model_validate(given)
     except ValidationError as error:
         first = error.errors()[0]
         what = f"not a file of draftlab load, nor of a verdict: {'.'.join(map(str, first['loc']))}: {first['msg']}"
@@ -102,9 +102,10 @@ def from_load(file: Path, context: int, has_draft: bool = True) -> tuple[list[tu
 
     From a verdict.json they are those of the option that it recommends (no ranges if it has one length for all batches).
     """
-    if "monitor" in read_object(file):
-        return _from_verdict(file, has_draft)
-    summary = _read(LoadSummary, file)
+    given = read_object(file)
+    if "monitor" in given:
+        return _from_verdict(_checked(VerdictSummary, given, file), file, has_draft)
+    summary = _checked(LoadSummary, given, file)
     if not summary.known:
         raise UserError("the simulation gave no answer", file=file, remedy="simulate 30 requests or more")
     if not has_draft and summary.draft_ratio:
@@ -123,8 +124,7 @@ def from_load(file: Path, context: int, has_draft: bool = True) -> tuple[list[tu
     return ranges, longest
 
 
-def _from_verdict(file: Path, has_draft: bool) -> tuple[list[tuple[int, int, int]], int]:
-    summary = _read(VerdictSummary, file)
+def _from_verdict(summary: VerdictSummary, file: Path, has_draft: bool) -> tuple[list[tuple[int, int, int]], int]:
     if (best := summary.monitor) is None:
         raise UserError("the verdict recommends no draft", file=file, remedy="serve without one")
     if has_draft == (best.option in WITHOUT_A_MODEL):

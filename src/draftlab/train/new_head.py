@@ -1,18 +1,19 @@
 """A head of EAGLE-3 or DFlash for a target that has none: random weights in the layout of released heads. Distillation on traffic teaches it.
 
-Sizes and positions are the target's, and its embedding is. A head of EAGLE-3 proposes the tokens that are most frequent in the traffic; its
-projection begins as the target's rows of these tokens. Otherwise weights begin as in SpecForge: normal with standard deviation 0.02, norms at 1.
+Sizes, positions and the embedding are the target's. A head of EAGLE-3 proposes the tokens that are most frequent in the traffic; its projection
+begins as the target's rows of these tokens. Other weights begin as those of a new Llama (``Llama.initialise``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from safetensors import safe_open
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 
 from draftlab.data import cleaners, companions, registry
 from draftlab.data.prompts import Prompt
@@ -21,16 +22,17 @@ from draftlab.files.atomic import atomic_dir
 from draftlab.files.json_files import write_json
 from draftlab.files.scratch import scratch
 from draftlab.files.seals import seal
-from draftlab.files.weights import EMBEDDING, FUSION, HEAD, weight_files
+from draftlab.files.weights import EMBEDDING, HEAD, weight_files
 from draftlab.models import Tokenizer, hub, load_tokenizer
 from draftlab.models.checkpoint import head_counts, head_dim
 from draftlab.models.config import copy_files, read_config, unsupported_settings
-from draftlab.models.eagle3_files import states_read
+from draftlab.models.eagle3 import with_midlayer
+from draftlab.models.eagle3_files import LAYER_IDS, states_read
+from draftlab.models.llama import Llama, llama_config
+from draftlab.models.released_heads import Fusion, released_weights
 from draftlab.models.weights import write_model
 from draftlab.train.designs import frequent_tokens
 
-SPREAD = 0.02
-"""The standard deviation of new weights."""
 AS_TARGET = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "rms_norm_eps"),
     *("max_position_embeddings", "rope_theta", "rope_scaling", "rope_parameters"),
@@ -72,16 +74,14 @@ def new_head(
         source = temporary / "target"
         hub.copy_model(target, source)
         config, tokenizer = _config(source, target), load_tokenizer(source)
-        generator = Generator().manual_seed(seed)
+        vocab, kept = config["vocab_size"], list[int]()
         if kind == "eagle3":
-            kept, share = _kept(traffic, tokenizer, tokens, config["vocab_size"])
+            kept, share = _kept(traffic, tokenizer, tokens, vocab)
             config |= _eagle3(config, layers, len(kept))
-            tensors = _head_of(source, kept, config["vocab_size"])
-            print(f"it can propose {len(kept):,} of {config['vocab_size']:,} tokens, {share:.1%} of the traffic's")
+            print(f"it can propose {len(kept):,} of {vocab:,} tokens, {share:.1%} of the traffic's")
         else:
-            config |= _dflash(config, layers, block, _mask(tokenizer, mask, config["vocab_size"]))
-            tensors = {}
-        tensors |= _new_weights(config, kind, generator)
+            config |= _dflash(config, layers, block, _mask(tokenizer, mask, vocab))
+        tensors = _weights(config, Generator().manual_seed(seed), source, kept)
         del config["target_layers"]
         with atomic_dir(out) as folder:
             copy_files(source, folder, hub.TOKENIZER)
@@ -117,7 +117,7 @@ def _eagle3(config: Mapping[str, Any], layers: int, tokens: int) -> dict[str, An
         "model_type": "llama",
         "num_hidden_layers": layers,
         "draft_vocab_size": tokens,
-        "eagle_aux_hidden_state_layer_ids": list(states_read(config["target_layers"])),
+        LAYER_IDS: list(states_read(config["target_layers"])),
     }
 
 
@@ -178,11 +178,25 @@ def _mask(tokenizer: Tokenizer, name: str, vocab: int) -> int:
     return max(unused)
 
 
-def _head_of(target: Path, kept: list[int], vocab: int) -> dict[str, Tensor]:
-    """The target's projection on the tokens that are ``kept``, and which they are."""
-    tokens = torch.tensor(kept)
-    among = torch.zeros(vocab, dtype=torch.bool)
-    among[tokens] = True
+def _weights(config: Mapping[str, Any], generator: Generator, target: Path, kept: list[int]) -> dict[str, Tensor]:
+    """The weights of a new head; one of EAGLE-3 has the target's rows of the tokens that are ``kept``, one of DFlash keeps none apart."""
+    width, states = config["hidden_size"], 3 if kept else config["num_hidden_layers"]
+    # The embedding is the target's, so this Llama has none.
+    fields = {**config, "vocab_size": 0, "head_tokens": len(kept)}
+    draft = Llama(replace(llama_config(fields), on_states=bool(kept))).initialise(generator)
+    fusion = Fusion(states * width, width, config["rms_norm_eps"], norm_after=not kept)
+    nn.init.normal_(fusion.fc.weight, std=0.02, generator=generator)
+    if kept:
+        draft.kept = torch.tensor(kept)
+        draft.head = nn.Parameter(_projection(target)[draft.kept])
+    tensors = released_weights(draft, fusion, config["vocab_size"], embedding=False, head=bool(kept))
+    if kept and len(draft.layers) == 1:
+        tensors = with_midlayer(tensors)
+    return {name: value.bfloat16() if value.is_floating_point() else value for name, value in tensors.items()}
+
+
+def _projection(target: Path) -> Tensor:
+    """The target's projection of states on its vocabulary, which may be its embedding."""
     found = dict[str, Tensor]()
     for file in weight_files(target):
         with safe_open(file, "pt") as weights:
@@ -191,33 +205,4 @@ def _head_of(target: Path, kept: list[int], vocab: int) -> dict[str, Tensor]:
                     found[name] = weights.get_tensor(name)
     if not found:
         raise UserError("no embedding", file=target, remedy="use a decoder of transformers")
-    weight = found.get(HEAD, next(iter(found.values())))
-    return {"lm_head.weight": weight[tokens].bfloat16(), "d2t": tokens - torch.arange(len(kept)), "t2d": among}
-
-
-def _new_weights(config: Mapping[str, Any], kind: str, generator: Generator) -> dict[str, Tensor]:
-    """Random weights of a head's layers, by their names in released files."""
-    width, inner = config["hidden_size"], config["intermediate_size"]
-    heads, kv = (count * config["head_dim"] for count in head_counts(dict(config)))
-    layers, shapes = config["num_hidden_layers"], dict[str, tuple[int, ...]]()
-    for number in range(layers):
-        name = "midlayer" if kind == "eagle3" and layers == 1 else f"layers.{number}"
-        reads_state = kind == "eagle3" and number == 0
-        reads = width * (1 + reads_state)
-        rows = {"q": heads, "k": kv, "v": kv}
-        shapes |= {f"{name}.self_attn.{part}_proj.weight": (size, reads) for part, size in rows.items()}
-        shapes |= {f"{name}.self_attn.o_proj.weight": (width, heads), f"{name}.mlp.down_proj.weight": (width, inner)}
-        shapes |= {f"{name}.mlp.{part}_proj.weight": (inner, width) for part in ("gate", "up")}
-        norms = ["input_layernorm", "post_attention_layernorm", *["hidden_norm"] * reads_state]
-        shapes |= {f"{name}.{norm}.weight": (width,) for norm in norms}
-        if kind == "dflash":
-            shapes |= {f"{name}.self_attn.{part}_norm.weight": (config["head_dim"],) for part in "qk"}
-    states = 3 if kind == "eagle3" else len(config["dflash_config"]["target_layer_ids"])
-    shapes |= {FUSION: (width, states * width), "norm.weight": (width,)}
-    shapes |= {"hidden_norm.weight": (width,)} if kind == "dflash" else {}
-    return {
-        name: torch.ones(shape, dtype=torch.bfloat16)
-        if len(shape) == 1
-        else (torch.randn(shape, generator=generator) * SPREAD).bfloat16()
-        for name, shape in shapes.items()
-    }
+    return found.get(HEAD, next(iter(found.values())))
